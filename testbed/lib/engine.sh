@@ -57,17 +57,30 @@ engine_network_up() {
   engine network create --internal "${dns[@]}" --subnet "$SUBNET" "$NETWORK" >/dev/null
 }
 
-engine_network_down() { engine network rm "$NETWORK" >/dev/null 2>&1 || true; }
+engine_network_down() {
+  engine network rm "$NETWORK" >/dev/null 2>&1 || true
+  [[ $ENGINE == podman ]] || return 0
+  # What podman leaves for the next time: a folder, an empty mount.
+  rm -rf "/var/lib/cni/networks/$NETWORK"
+  if [[ -z $(ls -A /run/netns 2>/dev/null) ]]; then umount /run/netns 2>/dev/null || true; fi
+}
 
 # engine_remove NODE…: gone, whatever state it was in.
 engine_remove() {
-  local node
+  local node try
+  local -a force=()
+  [[ $ENGINE == podman ]] && force=(-t 0)
   for node in "$@"; do
-    if [[ $ENGINE == podman ]]; then
-      engine rm -f -t 0 -i "$PREFIX-$node" >/dev/null
-    else
-      engine rm -f "$PREFIX-$node" >/dev/null 2>&1 || true
-    fi
+    # podman that still lists a container whose processes were ended from
+    # outside fails at first, and has put its record right by then.
+    for try in 1 2 3 4 5; do
+      engine rm -f "${force[@]}" "$PREFIX-$node" >/dev/null 2>"$STATE/log/remove.log" && break
+      engine container inspect "$PREFIX-$node" >/dev/null 2>&1 || break
+      ((try < 5)) || die "the container of $node could not be removed: $(tail -n 1 "$STATE/log/remove.log")"
+      sleep 0.2
+    done
+    # An address whose holder was ended from outside stays reserved.
+    if [[ $ENGINE == podman ]]; then rm -f "/var/lib/cni/networks/$NETWORK/${ADDRESS[$node]}"; fi
   done
 }
 

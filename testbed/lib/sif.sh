@@ -25,7 +25,7 @@ sif_build() {
   dir=$(sif_dir)
   [[ -e $dir/done ]] && return
   say "packing base.sif and busybox.sif"
-  engine run --rm --privileged -v "$dir:/sif" -v "$TESTBED/sif:/recipe:ro" "$1" /recipe/build /sif >"$log" 2>&1 ||
+  engine run --rm --privileged --network none -v "$dir:/sif" -v "$TESTBED/sif:/recipe:ro" "$1" /recipe/build /sif >"$log" 2>&1 ||
     die "the SIFs could not be packed: see $log"
   rm -rf "$dir/root" "$dir/root.done"
   touch "$dir/done"
