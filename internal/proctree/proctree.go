@@ -40,7 +40,8 @@ type Tree struct {
 	// live. Numbers are used again.
 	PGID int
 
-	// Marker is the value of [MarkerVar]; empty for none.
+	// Marker is the value of [MarkerVar], or of the variable that the Walker
+	// looks for; empty for none.
 	Marker string
 }
 

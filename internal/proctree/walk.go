@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bytes"
+	"cmp"
 	"os"
 	"strconv"
 	"sync"
@@ -11,6 +12,10 @@ import (
 // A Walker walks /proc, once for all who ask at the same time. The zero value
 // is ready; it is safe for concurrent use.
 type Walker struct {
+	// Var is the variable whose value is the marker; empty is [MarkerVar].
+	// It must not change once the Walker is used.
+	Var string
+
 	walking sync.Mutex // held during a walk, so that there is one at a time
 
 	mu   sync.Mutex
@@ -40,7 +45,7 @@ func (w *Walker) look() table {
 	w.mu.Lock()
 	w.next = nil // what happens from now on may be missed
 	w.mu.Unlock()
-	c.table = readTable()
+	c.table = readTable(cmp.Or(w.Var, MarkerVar))
 	w.walking.Unlock()
 	close(c.done)
 	return c.table
@@ -92,7 +97,7 @@ func (t table) members(tree Tree) []process {
 	return found
 }
 
-func readTable() table {
+func readTable(marker string) table {
 	t := table{children: map[int][]int{}}
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -112,7 +117,7 @@ func readTable() table {
 		}
 		if !p.zombie {
 			env = readAll("/proc/"+name+"/environ", env[:0])
-			p.marker = markerIn(env)
+			p.marker = markerIn(env, marker)
 		}
 		t.children[p.ppid] = append(t.children[p.ppid], len(t.procs))
 		t.procs = append(t.procs, p)
@@ -120,13 +125,13 @@ func readTable() table {
 	return t
 }
 
-// markerIn finds the marker in an environment of entries that end in NUL.
-func markerIn(env []byte) string {
-	const name = MarkerVar + "="
+// markerIn finds the marker, the value of a variable, in an environment of
+// entries that end in NUL.
+func markerIn(env []byte, name string) string {
 	for len(env) > 0 {
 		entry, rest, _ := bytes.Cut(env, []byte{0})
-		if v, ok := bytes.CutPrefix(entry, []byte(name)); ok {
-			return string(v)
+		if v, ok := bytes.CutPrefix(entry, []byte(name)); ok && len(v) > 0 && v[0] == '=' {
+			return string(v[1:])
 		}
 		env = rest
 	}
