@@ -120,7 +120,7 @@ func childPIDs() []int {
 func childPIDsByWalk() []int {
 	self := os.Getpid()
 	var pids []int
-	for _, p := range readTable().procs {
+	for _, p := range readTable(MarkerVar).procs {
 		if p.ppid == self {
 			pids = append(pids, p.pid)
 		}

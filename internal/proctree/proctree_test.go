@@ -242,7 +242,7 @@ func TestMarkerIn(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := markerIn([]byte(tt.env)); got != tt.want {
+			if got := markerIn([]byte(tt.env), MarkerVar); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
@@ -251,6 +251,6 @@ func TestMarkerIn(t *testing.T) {
 
 func BenchmarkWalk(b *testing.B) {
 	for b.Loop() {
-		readTable()
+		readTable(MarkerVar)
 	}
 }
