@@ -3,7 +3,6 @@ package apptainer
 import (
 	"bytes"
 	"context"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
