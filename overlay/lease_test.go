@@ -1,0 +1,556 @@
+package overlay
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	hpcexec "github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/atomicfile"
+	"github.com/hpcexec/hpcexec/internal/hostid"
+)
+
+var (
+	nodeA = hostid.ID{Host: "a", BootID: "boot-a", InitStart: 1}
+	nodeB = hostid.ID{Host: "b", BootID: "boot-b", InitStart: 1}
+)
+
+// quick are options for a process on a node, with short times.
+func quick(node hostid.ID) AcquireOptions {
+	return AcquireOptions{Session: "s-" + node.Host, Beat: 10 * time.Millisecond, Silence: 200 * time.Millisecond, self: node}
+}
+
+func gone(context.Context, Holder) (bool, bool) { return true, true }
+
+func acquire(t *testing.T, o *Overlay, opts AcquireOptions) *Lease {
+	t.Helper()
+	l, err := o.Acquire(t.Context(), opts)
+	if err != nil {
+		t.Fatalf("got %v, want the lease", err)
+	}
+	t.Cleanup(func() { l.Release() })
+	return l
+}
+
+func wantLost(t *testing.T, l *Lease, want bool) {
+	t.Helper()
+	wait := 10 * time.Second
+	if !want {
+		wait = 100 * time.Millisecond
+	}
+	select {
+	case <-l.Lost():
+		if !want {
+			t.Error("the lease is lost")
+		}
+	case <-time.After(wait):
+		if want {
+			t.Error("the loss of the lease isn't noticed")
+		}
+	}
+}
+
+func TestAcquireRelease(t *testing.T) {
+	o := create(t)
+	if st, err := o.Status(); st.Held || st.Holder.Proc.PID != 0 || err != nil {
+		t.Errorf("got %+v %v, want a lease that nobody ever held", st, err)
+	}
+	submit := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	l := acquire(t, o, AcquireOptions{Session: "train", Job: "17", Submit: submit})
+	st, err := o.Status()
+	self, _ := hostid.SelfProc()
+	if err != nil || !st.Held || st.Dead || st.Holder.Proc != self || st.Holder.Session != "train" || st.Holder.Job != "17" || !st.Holder.Submit.Equal(submit) {
+		t.Errorf("got %+v %v, want this process", st, err)
+	}
+
+	_, err = o.Acquire(t.Context(), AcquireOptions{})
+	var use *InUseError
+	if !errors.Is(err, ErrInUse) || !errors.Is(err, hpcexec.ErrUnavailable) || !errors.As(err, &use) {
+		t.Fatalf("got %v, want ErrInUse of kind ErrUnavailable", err)
+	}
+	host, _ := os.Hostname()
+	for _, want := range []string{"session train", "on " + host, "job 17", fmt.Sprint("pid ", os.Getpid()), "since 20"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("got %q, want %q in it", err, want)
+		}
+	}
+	if hint := hpcexec.Hint(err); !strings.Contains(hint, "session stop train") {
+		t.Errorf("got hint %q, want what to type", hint)
+	}
+
+	for range 2 {
+		if err := l.Release(); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	}
+	if st, _ := o.Status(); st.Held {
+		t.Error("held after Release")
+	}
+	wantLost(t, l, false)
+	acquire(t, o, AcquireOptions{})
+	if got := leases(t, o); len(got) != 1 || got[0] != "lease.2" {
+		t.Errorf("got %v, want lease.2 alone", got)
+	}
+}
+
+func leases(t *testing.T, o *Overlay) []string {
+	t.Helper()
+	var list []string
+	for _, n := range names(t, o.Dir()) {
+		if strings.HasPrefix(n, leasePrefix) {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// forge writes a lease of some holder who doesn't beat.
+func forge(t *testing.T, o *Overlay, n int, h Holder, at time.Time, released bool) {
+	t.Helper()
+	l := leaseFile{Format: format, N: n, Token: fmt.Sprint("t", n), Holder: h, Interval: 10, Beat: 1, At: at, Released: released}
+	data, err := l.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := atomicfile.Write(leasePath(o.Dir(), n), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestJudge: who counts as dead.
+func TestJudge(t *testing.T) {
+	self, _ := hostid.SelfProc()
+	dead := hostid.Proc{PID: self.PID, Start: self.Start + 1}
+	rebooted := nodeA
+	rebooted.BootID = "boot-a2"
+	renamed := nodeA
+	renamed.Host = "a.cluster"
+	yes := func(context.Context, string, time.Time) (bool, bool) { return true, true }
+	no := func(context.Context, string, time.Time) (bool, bool) { return false, true }
+	unknown := func(context.Context, string, time.Time) (bool, bool) { return true, false }
+	running := func(context.Context, Holder) (bool, bool) { return false, true }
+	const now, past = 0, -time.Hour // after the case begins
+	tests := []struct {
+		name     string
+		holder   Holder
+		at       time.Duration // last beat by the holder's clock
+		released bool
+		jobGone  func(context.Context, string, time.Time) (bool, bool)
+		nodeGone func(context.Context, Holder) (bool, bool)
+		free     bool
+		wait     bool // only after the time of silence
+		orphans  bool
+	}{
+		{name: "released", holder: Holder{Host: nodeB, Proc: self}, released: true, free: true},
+		{name: "same host, alive", holder: Holder{Host: nodeA, Proc: self}, at: past},
+		{name: "same host, renamed, alive", holder: Holder{Host: renamed, Proc: self}, at: past},
+		{name: "same host, dead", holder: Holder{Host: nodeA, Proc: dead}, at: now, free: true},
+		{name: "same host, dead, helper alive", holder: Holder{Host: nodeA, Proc: dead, Helpers: []hostid.Proc{dead, self}}, orphans: true},
+		{name: "same host, dead, helper dead", holder: Holder{Host: nodeA, Proc: dead, Helpers: []hostid.Proc{dead}}, free: true},
+		{name: "rebooted long ago", holder: Holder{Host: rebooted, Proc: self}, at: past, free: true},
+		{name: "rebooted just now", holder: Holder{Host: rebooted, Proc: self}, at: now, free: true, wait: true},
+		{name: "rebooted, clock ahead", holder: Holder{Host: rebooted, Proc: self}, at: time.Hour, free: true, wait: true},
+		{name: "other host, nobody to ask", holder: Holder{Host: nodeB, Proc: dead}, at: past},
+		{name: "other host, job gone, nobody asks", holder: Holder{Host: nodeB, Proc: dead, Job: "1"}, at: past},
+		{name: "other host, job gone", holder: Holder{Host: nodeB, Proc: dead, Job: "1"}, at: past, jobGone: yes, free: true, wait: true},
+		{name: "other host, job gone, not tracked", holder: Holder{Host: nodeB, Proc: dead, Job: "1"}, at: past, jobGone: unknown},
+		{name: "other host, job runs", holder: Holder{Host: nodeB, Proc: dead, Job: "1"}, at: past, jobGone: no},
+		{name: "other host, no job", holder: Holder{Host: nodeB, Proc: dead}, at: past, jobGone: yes},
+		{name: "other host, node says gone", holder: Holder{Host: nodeB, Proc: dead, Job: "1"}, at: past, jobGone: unknown, nodeGone: gone, free: true, wait: true},
+		{name: "other host, node says running", holder: Holder{Host: nodeB, Proc: dead}, at: past, nodeGone: running},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			o := create(t)
+			forge(t, o, 7, tt.holder, time.Now().Add(tt.at), tt.released)
+			opts := quick(nodeA)
+			opts.JobGone, opts.NodeGone = tt.jobGone, tt.nodeGone
+			start := time.Now()
+			l, err := o.Acquire(t.Context(), opts)
+			took := time.Since(start)
+			if tt.free != (err == nil) {
+				t.Fatalf("got %v, want the lease: %v", err, tt.free)
+			}
+			if tt.wait != (took >= opts.Silence) {
+				t.Errorf("took %v, want to wait for silence: %v", took, tt.wait)
+			}
+			var use *InUseError
+			if err != nil && (!errors.As(err, &use) || use.Orphans != tt.orphans || hpcexec.Hint(err) == "") {
+				t.Errorf("got %#v, want an InUseError, orphans: %v", err, tt.orphans)
+			}
+			if err == nil {
+				if got := leases(t, o); len(got) != 1 || got[0] != "lease.8" {
+					t.Errorf("got %v, want lease.8 alone", got)
+				}
+				l.Release()
+			}
+		})
+	}
+}
+
+// TestSilentHolder: a holder on another node who beats is alive, whatever the
+// others say; clocks of nodes are never compared.
+func TestSilentHolder(t *testing.T) {
+	o := create(t)
+	l := acquire(t, o, quick(nodeB))
+	opts := quick(nodeA)
+	opts.NodeGone = gone
+	if _, err := o.Acquire(t.Context(), opts); !errors.Is(err, ErrInUse) {
+		t.Errorf("got %v, want ErrInUse", err)
+	}
+	wantLost(t, l, false)
+
+	// The same name is no proof that it is the same machine.
+	twin := nodeB
+	twin.BootID = "boot-of-twin"
+	if _, err := o.Acquire(t.Context(), quick(twin)); !errors.Is(err, ErrInUse) {
+		t.Errorf("twin: got %v, want ErrInUse", err)
+	}
+	wantLost(t, l, false)
+}
+
+// TestAskedOnce: those who are asked about a job may be slow, and there may be
+// many who wait.
+func TestAskedOnce(t *testing.T) {
+	o := create(t)
+	forge(t, o, 1, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}, Job: "5"}, time.Now(), false)
+	opts := quick(nodeA)
+	asked := 0
+	opts.JobGone = func(_ context.Context, job string, _ time.Time) (bool, bool) {
+		asked++
+		return job == "5", true
+	}
+	acquire(t, o, opts)
+	if asked != 1 {
+		t.Errorf("asked %d times, want once", asked)
+	}
+}
+
+// TestCancelWait: the wait for silence ends with the context.
+func TestCancelWait(t *testing.T) {
+	o := create(t)
+	forge(t, o, 1, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}}, time.Now(), false)
+	opts := quick(nodeA)
+	opts.NodeGone, opts.Silence = gone, time.Hour
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := o.Acquire(ctx, opts); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+}
+
+// TestTakenOver: a holder that was stopped for long and whose node was believed
+// gone finds out that the lease is another's, and does no harm to it.
+func TestTakenOver(t *testing.T) {
+	o := create(t)
+	var stopped atomic.Bool
+	opts := quick(nodeB)
+	opts.step = func(name string) error {
+		if name == "beat" && stopped.Load() {
+			return syscall.EIO
+		}
+		return nil
+	}
+	old := acquire(t, o, opts)
+	stopped.Store(true)
+	taker := quick(nodeA)
+	taker.NodeGone = gone
+	l := acquire(t, o, taker)
+	wantLost(t, old, true)
+	if err := old.Release(); err != nil {
+		t.Errorf("release of a lost lease: %v", err)
+	}
+	if err := old.SetHelpers(nil); !errors.Is(err, hpcexec.ErrUnavailable) {
+		t.Errorf("SetHelpers on a lost lease: got %v, want ErrUnavailable", err)
+	}
+	st, err := o.Status()
+	if err != nil || !st.Held || st.Holder.Host != nodeA {
+		t.Errorf("got %+v %v, want node a", st, err)
+	}
+	wantLost(t, l, false)
+}
+
+// TestLateBeat: a beat that was under way when the lease was broken, and lands
+// after the next holder released his, frees or takes nothing.
+func TestLateBeat(t *testing.T) {
+	o := create(t)
+	forge(t, o, 3, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}}, time.Now(), false)
+	opts := quick(nodeA)
+	opts.NodeGone = gone
+	l := acquire(t, o, opts)
+	forge(t, o, 3, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}}, time.Now(), false)
+	wantLost(t, l, false)
+	l.Release()
+	forge(t, o, 3, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}}, time.Now(), false)
+	acquire(t, o, quick(nodeA)) // lease.4 says free
+	if got := fmt.Sprint(leases(t, o)); got != "[lease.5]" {
+		t.Errorf("got %s, want lease.5 alone", got)
+	}
+}
+
+// TestSlowRacer: somebody who found lease.1 free, and was slow, steps back
+// though the number that he takes is free again.
+func TestSlowRacer(t *testing.T) {
+	o := create(t)
+	forge(t, o, 1, Holder{Host: nodeB, Proc: hostid.Proc{PID: 1}}, time.Now(), true)
+	opts := quick(nodeA)
+	var others *Lease
+	opts.step = func(name string) error {
+		if name == "take" && others == nil {
+			acquire(t, o, quick(nodeB)).Release()   // lease.2
+			others = acquire(t, o, quick(nodeB))    // lease.3
+			if got := leases(t, o); len(got) != 1 { // lease.2 is free to take
+				t.Errorf("got %v, want lease.3 alone", got)
+			}
+		}
+		return nil
+	}
+	if _, err := o.Acquire(t.Context(), opts); !errors.Is(err, ErrInUse) {
+		t.Errorf("got %v, want ErrInUse", err)
+	}
+	wantLost(t, others, false)
+	if got := fmt.Sprint(leases(t, o)); got != "[lease.3]" {
+		t.Errorf("got %s, want lease.3 alone", got)
+	}
+}
+
+// TestVanished: the file or the whole overlay is gone.
+func TestVanished(t *testing.T) {
+	for name, harm := range map[string]func(o *Overlay){
+		"file":    func(o *Overlay) { os.Remove(leasePath(o.Dir(), 1)) },
+		"overlay": func(o *Overlay) { os.Rename(o.Dir(), o.Dir()+"x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := create(t)
+			l := acquire(t, o, quick(nodeA))
+			harm(o)
+			wantLost(t, l, true)
+			if err := l.Release(); err != nil {
+				t.Errorf("release: %v", err)
+			}
+		})
+	}
+}
+
+// TestBeatFails: an error of the disk isn't the loss of the lease.
+func TestBeatFails(t *testing.T) {
+	o := create(t)
+	var broken atomic.Bool
+	opts := quick(nodeA)
+	opts.step = func(name string) error {
+		if broken.Load() {
+			return syscall.EIO
+		}
+		return nil
+	}
+	l := acquire(t, o, opts)
+	if l.Err() != nil {
+		t.Errorf("got %v, want no error", l.Err())
+	}
+	broken.Store(true)
+	for start := time.Now(); l.Err() == nil; time.Sleep(time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("no error of a beat")
+		}
+	}
+	wantLost(t, l, false)
+	broken.Store(false)
+	for start := time.Now(); l.Err() != nil; time.Sleep(time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("the error stays")
+		}
+	}
+}
+
+// TestInPlace: what is done where no new file can be made.
+func TestInPlace(t *testing.T) {
+	o := create(t)
+	opts := quick(nodeA)
+	opts.Beat = time.Hour
+	l := acquire(t, o, opts)
+	path := leasePath(o.Dir(), 1)
+	cur := l.cur
+	cur.Beat, cur.Released = 77, true
+	data, err := cur.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inPlace(path, data); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readLease(o.Dir(), 1); err != nil || got.Beat != 77 || !got.Released {
+		t.Errorf("got %+v %v, want what was written", got, err)
+	}
+	if err := inPlace(path, data[:100]); err == nil {
+		t.Error("another length: got nil, want an error")
+	}
+}
+
+func TestCorruptLease(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "half": `{"format":1,"n"`, "no holder": `{"format":1,"n":1,"token":"x"}`} {
+		t.Run(name, func(t *testing.T) {
+			o := create(t)
+			os.WriteFile(leasePath(o.Dir(), 1), []byte(content), 0o600)
+			_, err := o.Acquire(t.Context(), quick(nodeA))
+			if !errors.Is(err, hpcexec.ErrUnavailable) || !strings.Contains(hpcexec.Hint(err), "lease.1") {
+				t.Errorf("got %v, want ErrUnavailable that names the file", err)
+			}
+		})
+	}
+}
+
+func TestParseLeaseName(t *testing.T) {
+	for name, want := range map[string]int{
+		"lease.1": 1, "lease.42": 42, "lease.0": 0, "lease.-1": 0, "lease.01": 0, "lease.+1": 0, "lease.1x": 0, "lease.": 0, "x.1": 0,
+		".tmp.abc.lease.1": 0, "lease.99999999999999999999": 0,
+	} {
+		n, ok := parseLeaseName(name)
+		if ok != (want > 0) || ok && n != want {
+			t.Errorf("%q: got %d %v, want %d", name, n, ok, want)
+		}
+	}
+}
+
+// TestProcessDies: the lease of a killed process is free at once, unless a
+// helper of it lives.
+func TestProcessDies(t *testing.T) {
+	o := create(t)
+	cmd, end := held(t, o.Dir())
+	_, err := o.Acquire(t.Context(), AcquireOptions{})
+	var use *InUseError
+	if !errors.As(err, &use) || use.Holder.Proc.PID != cmd.Process.Pid || use.Orphans {
+		t.Fatalf("got %v, want an InUseError with pid %d", err, cmd.Process.Pid)
+	}
+	end()
+	if st, err := o.Status(); !st.Held || !st.Dead || err != nil {
+		t.Errorf("got %+v %v, want held by a dead process", st, err)
+	}
+	acquire(t, o, AcquireOptions{}).Release()
+
+	helper := exec.Command("sleep", "60")
+	if err := helper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop := sync.OnceFunc(func() {
+		helper.Process.Kill()
+		helper.Wait()
+	})
+	defer stop()
+	p, err := hostid.Find(helper.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, end = held(t, o.Dir(), "OVERLAY_TEST_HELPER="+p.String())
+	end()
+	_, err = o.Acquire(t.Context(), AcquireOptions{})
+	if !errors.As(err, &use) || !use.Orphans || len(use.Holder.Helpers) != 1 || use.Holder.Helpers[0] != p {
+		t.Fatalf("got %v, want an InUseError with the helper", err)
+	}
+	stop()
+	acquire(t, o, AcquireOptions{})
+}
+
+// TestLeaseKilled: killed at any step of taking, beating, releasing, the next
+// process gets the lease.
+func TestLeaseKilled(t *testing.T) {
+	for _, step := range []string{"take", "verify", "remove old", "beat", "release"} {
+		t.Run(step, func(t *testing.T) {
+			o := create(t)
+			acquire(t, o, AcquireOptions{}).Release()
+			runKilled(t, "lease", o.Dir(), step)
+			acquire(t, o, AcquireOptions{})
+			if got := leases(t, o); len(got) != 1 {
+				t.Errorf("got %v, want one file", got)
+			}
+		})
+	}
+}
+
+// TestLeaseStepFails: an error at any step of taking leaves nothing taken.
+func TestLeaseStepFails(t *testing.T) {
+	for _, step := range []string{"take", "verify", "remove old"} {
+		t.Run(step, func(t *testing.T) {
+			o := create(t)
+			acquire(t, o, AcquireOptions{}).Release()
+			opts := quick(nodeA)
+			opts.step = func(name string) error {
+				if name == step {
+					return &fs.PathError{Op: "x", Path: "y", Err: syscall.EIO}
+				}
+				return nil
+			}
+			if _, err := o.Acquire(t.Context(), opts); !errors.Is(err, syscall.EIO) {
+				t.Errorf("got %v, want EIO", err)
+			}
+			acquire(t, o, AcquireOptions{})
+		})
+	}
+}
+
+// TestRace: of many processes one writes at a time, though some die with the
+// lease in hand.
+func TestRace(t *testing.T) {
+	o := create(t)
+	const procs, rounds = 12, 6
+	var won atomic.Int32
+	var wg sync.WaitGroup
+	for range procs {
+		wg.Go(func() {
+			out, err := childCmd("race", o.Dir(), fmt.Sprint("OVERLAY_TEST_ROUNDS=", rounds)).CombinedOutput()
+			var exit *exec.ExitError
+			killed := errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+			if err != nil && !killed {
+				t.Errorf("%v: %s", err, out)
+			}
+			s := bufio.NewScanner(bytes.NewReader(out))
+			for s.Scan() {
+				var n int32
+				if _, err := fmt.Sscanf(s.Text(), "done %d", &n); err == nil {
+					won.Add(n)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() < procs {
+		t.Errorf("got %d turns, want at least %d", won.Load(), procs)
+	}
+	acquire(t, o, AcquireOptions{})
+}
+
+// TestRaceCreate: of many processes that make one overlay, one does.
+func TestRaceCreate(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "o")
+	var won atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			out, err := childCmd("race create", dir).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			if strings.TrimSpace(string(out)) == "true" {
+				won.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 {
+		t.Errorf("got %d that made it, want 1", won.Load())
+	}
+	if _, err := Open(dir); err != nil {
+		t.Error(err)
+	}
+}
