@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -38,7 +39,7 @@ const (
 // The handshake is bounded to 10 s. Errors are of kind hpcexec.ErrUnavailable.
 func Client(rwc io.ReadWriteCloser) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
 	return handshake(rwc, func(q *Queue) error {
-		q.Write(greeting(0))
+		q.Write(greeting(0)) // an error of the socket shows in the read
 		if err := readHello(q); err != nil {
 			return err
 		}
@@ -116,21 +117,21 @@ func handshake(rwc io.ReadWriteCloser, greet func(*Queue) error) (ssh.Conn, <-ch
 	return nil, nil, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "mux handshake: %w", err)
 }
 
-// greeted is a queue of which the greetings of both sides are over. What
+// greeted is a connection of which the greetings of both sides are over. What
 // NewControlClientConn writes and reads as its greeting stays in memory.
 type greeted struct {
-	*Queue
+	net.Conn
 	expect []byte // what is still to be swallowed
 	answer []byte // what is still to be read
 }
 
-func newGreeted(q *Queue) *greeted {
-	return &greeted{q, greeting(0), append(muxMessage(muxHello, muxVersion), muxMessage(muxProxyAnswer, 0)...)}
+func newGreeted(c net.Conn) *greeted {
+	return &greeted{c, greeting(0), append(muxMessage(muxHello, muxVersion), muxMessage(muxProxyAnswer, 0)...)}
 }
 
 func (g *greeted) Write(p []byte) (int, error) {
 	if len(g.expect) == 0 {
-		return g.Queue.Write(p)
+		return g.Conn.Write(p)
 	}
 	rest, ok := bytes.CutPrefix(g.expect, p)
 	if !ok {
@@ -142,7 +143,7 @@ func (g *greeted) Write(p []byte) (int, error) {
 
 func (g *greeted) Read(p []byte) (int, error) {
 	if len(g.answer) == 0 {
-		return g.Queue.Read(p)
+		return g.Conn.Read(p)
 	}
 	n := copy(p, g.answer)
 	g.answer = g.answer[n:]
