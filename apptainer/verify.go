@@ -114,4 +114,3 @@ func (i *Instance) Verify(ctx context.Context) error {
 	}
 	return ParseVerify(stdout.String())
 }
-

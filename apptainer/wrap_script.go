@@ -1,0 +1,313 @@
+package apptainer
+
+import (
+	"bytes"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/hpcexec/hpcexec"
+)
+
+// enterScript stands before each command: sh -c enterScript hpcexec NONCE
+// CARRIED DIR ENCODED COMMAND…
+//
+// It takes over variables that couldn't come under their own names, goes to
+// the directory, says so on standard error, and becomes the command. Its own
+// variables aren't exported, and begin with hx_ so that they don't change one
+// that is. Everything in it is built into dash, bash and busybox.
+const enterScript = `hx_m=$1 hx_e=$2 hx_d=$3 hx_a=$4
+shift 4
+for hx_n in $hx_e; do
+  eval "hx_v=\$(printf %bx \"\$HPCEXEC_E_$hx_n\")"
+  unset "HPCEXEC_E_$hx_n"
+  export "$hx_n=${hx_v%x}"
+done
+if [ -n "$hx_a" ]; then
+  hx_v=$(printf %bx "$hx_d")
+  hx_d=${hx_v%x}
+  hx_n=$#
+  while [ "$hx_n" -gt 0 ]; do
+    hx_v=$(printf %bx "$1")
+    shift
+    set -- "$@" "${hx_v%x}"
+    hx_n=$((hx_n - 1))
+  done
+fi
+if [ -z "$hx_d" ]; then
+  cd 2>/dev/null || cd /
+elif ! cd -- "$hx_d" 2>/dev/null; then
+  hx_v="no such file or directory"
+  if [ -d "$hx_d" ]; then hx_v="permission denied"; elif [ -e "$hx_d" ]; then hx_v="not a directory"; fi
+  printf "%s dir %s\n" "$hx_m" "$hx_v" >&2
+  exit 125
+fi
+unset OLDPWD
+printf "%s run %s\n" "$hx_m" "$$" >&2
+case $1 in
+-*) exec -- "$@" ;;
+esac
+exec "$@"
+`
+
+// signalScript signals a command from inside its container: sh -c signalScript
+// hpcexec SIGNALS PID ID [POLLS].
+//
+// Without POLLS the signal goes to the command's process group, which has no
+// number in here, its leader being outside: it is those of the command's tree
+// that are in the same group as the command. With POLLS the whole tree is
+// ended: it gets the signals, that many times 50 ms to end, and SIGKILL until
+// none of it is left.
+//
+// The tree is the command, whoever has its id in the environment, and all
+// their descendants. Reading environ with read drops the NULs, which doesn't
+// matter.
+const signalScript = `sigs=$1 pid=$2 id=$3 polls=$4
+look_at() {
+  read -r st 2>/dev/null </proc/"$1"/stat || return 1
+  set -- ${st##*") "}
+  parent=$2 group=$3
+  [ "$1" != Z ]
+}
+marked() {
+  while read -r line || [ -n "$line" ]; do
+    case $line in *"HPCEXEC_ID=$id"*) return 0 ;; esac
+  done 2>/dev/null </proc/"$1"/environ
+  return 1
+}
+tree=$pid
+grow() {
+  more=1
+  while [ -n "$more" ]; do
+    more=
+    for d in /proc/[0-9]*; do
+      p=${d#/proc/}
+      case " $$ $tree " in *" $p "*) continue ;; esac
+      look_at "$p" || continue
+      case " $tree " in
+      *" $parent "*) ;;
+      *) marked "$p" || continue ;;
+      esac
+      tree="$tree $p" more=1
+    done
+  done
+}
+alive() {
+  live=
+  grow
+  for p in $tree; do
+    look_at "$p" && live="$live $p"
+  done
+  [ -n "$live" ]
+}
+if [ -z "$polls" ]; then
+  look_at "$pid" || exit 3
+  want=$group hit=
+  grow
+  for p in $tree; do
+    look_at "$p" && [ "$group" = "$want" ] && kill -s "$sigs" "$p" 2>/dev/null && hit=1
+  done
+  [ -n "$hit" ] || exit 3
+  exit 0
+fi
+alive || exit 0
+for sig in $sigs; do
+  kill -s "$sig" $live 2>/dev/null
+done
+while [ "$polls" -gt 0 ] && alive; do
+  sleep 0.05 2>/dev/null || sleep 1
+  polls=$((polls - 1))
+done
+polls=100
+while alive; do
+  kill -s KILL $live 2>/dev/null
+  polls=$((polls - 1))
+  [ "$polls" -gt 0 ] || exit 4
+  sleep 0.02 2>/dev/null || sleep 1
+done
+exit 0
+`
+
+// Exit codes of signalScript.
+const (
+	signalNobody    = 3 // the command has ended
+	signalSurvivors = 4
+)
+
+// aliveScript shows /proc/PID/stat, on the node.
+const aliveScript = `read -r st 2>/dev/null </proc/"$1"/stat || exit 1
+printf "%s\n" "$st"
+`
+
+// An entry is how a command enters the container.
+type entry struct {
+	argv         []string // after instance://NAME
+	env, secrets []string // to be prefixed
+}
+
+// carriedNames can't be set by a prefix variable under their own names: the
+// runtime overrides HOME, appends to LD_LIBRARY_PATH, looks the command up in
+// PATH, and takes the last two for instructions. They travel as HPCEXEC_E_NAME.
+var carriedNames = map[string]bool{
+	"HOME": true, "LD_LIBRARY_PATH": true, "PATH": true, "PREPEND_PATH": true, "APPEND_PATH": true,
+}
+
+// enter makes the call of enterScript for a request. Values and arguments that
+// aren't UTF-8 are encoded: the runtime passes all as JSON.
+func enter(nonce string, req hpcexec.Request) entry {
+	var e entry
+	var carried []string
+	last := map[string]int{} // a name in both lists is one of Secrets
+	for i, s := range req.Secrets {
+		name, _, _ := strings.Cut(s, "=")
+		last[name] = i
+	}
+	add := func(list []string, s string) []string {
+		name, value, _ := strings.Cut(s, "=")
+		if carriedNames[name] || !utf8.ValidString(value) {
+			carried = append(carried, name)
+			s = "HPCEXEC_E_" + name + "=" + octal(value)
+		}
+		return append(list, s)
+	}
+	for _, s := range hpcexec.MergeEnv(req.Env, []string{"HPCEXEC_ID=" + req.ID}) {
+		name, _, _ := strings.Cut(s, "=")
+		if _, ok := last[name]; !ok {
+			e.env = add(e.env, s)
+		}
+	}
+	for _, s := range hpcexec.MergeEnv(req.Secrets) {
+		e.secrets = add(e.secrets, s)
+	}
+
+	args, encoded := req.Args, ""
+	dir := req.Dir
+	for _, a := range append([]string{dir}, req.Args...) {
+		if !utf8.ValidString(a) {
+			encoded = "encoded"
+		}
+	}
+	if encoded != "" {
+		dir = octal(dir)
+		args = make([]string, len(req.Args))
+		for i, a := range req.Args {
+			args[i] = octal(a)
+		}
+	}
+	e.argv = append([]string{"/bin/sh", "-c", enterScript, "hpcexec", nonce, strings.Join(carried, " "), dir, encoded}, args...)
+	return e
+}
+
+// octal writes a string so that printf %b gives it back, in ASCII.
+func octal(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c == '/' || c == '.' || c == ':' || c == '-' || c == '_' ||
+			'0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' {
+			b.WriteByte(c)
+			continue
+		}
+		b.WriteString(`\0`)
+		b.WriteByte('0' + c>>6)
+		b.WriteByte('0' + c>>3&7)
+		b.WriteByte('0' + c&7)
+	}
+	return b.String()
+}
+
+// filterState says how far a command has come.
+type filterState int
+
+const (
+	stateNone  filterState = iota // the script hasn't said anything
+	stateRun                      // the command was run
+	stateNoDir                    // its directory isn't there
+)
+
+// A filter passes on what comes after the script's message, and keeps what
+// came before: that is the runtime's.
+type filter struct {
+	to    io.Writer // nil discards
+	nonce []byte
+	seen  chan struct{} // closed when the message has come
+
+	mu    sync.Mutex
+	head  []byte // what came before the message, or the whole so far
+	state filterState
+	text  string // reason of stateNoDir
+	inPID int    // of the command, in the container
+}
+
+// maxHead bounds what is kept of a runtime that never comes to the script.
+const maxHead = 64 << 10
+
+func newFilter(nonce string) *filter {
+	return &filter{nonce: []byte(nonce), seen: make(chan struct{})}
+}
+
+func (f *filter) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state != stateNone {
+		return f.pass(p)
+	}
+	f.head = append(f.head, p...)
+	at := bytes.Index(f.head, f.nonce)
+	if at < 0 {
+		if extra := len(f.head) - maxHead; extra > 0 {
+			// The first FATAL line is what counts, and the nonce may be in
+			// two pieces: the middle goes.
+			f.head = append(f.head[:maxHead/2], f.head[len(f.head)-maxHead/2:]...)
+		}
+		return len(p), nil
+	}
+	end := bytes.IndexByte(f.head[at:], '\n')
+	if end < 0 {
+		return len(p), nil
+	}
+	line := string(bytes.TrimSpace(f.head[at+len(f.nonce) : at+end]))
+	rest := f.head[at+end+1:]
+	f.head = f.head[:at:at]
+	word, value, _ := strings.Cut(line, " ")
+	f.state = stateRun
+	if word == "dir" {
+		f.state, f.text = stateNoDir, value
+	} else {
+		f.inPID, _ = strconv.Atoi(value)
+	}
+	close(f.seen)
+	if len(rest) > 0 {
+		if _, err := f.pass(rest); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+func (f *filter) pass(p []byte) (int, error) {
+	if f.to == nil {
+		return len(p), nil
+	}
+	return f.to.Write(p)
+}
+
+// pid is the command's pid in the container, or 0 where it doesn't run yet.
+func (f *filter) pid() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.inPID
+}
+
+// result says how far the command came; the text is the reason of a missing
+// directory, or what the runtime said.
+func (f *filter) result() (filterState, string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state == stateNone {
+		return stateNone, string(f.head)
+	}
+	return f.state, f.text
+}
