@@ -12,7 +12,7 @@ help: ## Show this list
 
 .PHONY: build
 build: ## Build bin/hpcexec (static)
-	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/hpcexec ./cmd/hpcexec
+	CGO_ENABLED=0 go build -trimpath -tags urfave_cli_no_docs -ldflags "$(LDFLAGS)" -o bin/hpcexec ./cmd/hpcexec
 
 .PHONY: test
 test: ## Unit tests (no cluster needed)
