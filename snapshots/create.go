@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,7 +34,11 @@ type CreateOptions struct {
 
 	Session string
 	Message string
-	Image   Image
+
+	// Origin says how a session like this one is made. It is the caller's:
+	// any JSON, kept as it is.
+	Origin json.RawMessage
+	Image  Image
 
 	// Progress, when set, is called now and then, and at last, from the
 	// goroutine of Create and one other, never at once.
@@ -197,7 +202,7 @@ func (c *creator) pack(ctx context.Context, tmp string) (Snapshot, error) {
 			st := parseStats(out)
 			return Snapshot{
 				ID: c.id, Created: time.Now().UTC().Round(time.Millisecond), Layers: c.opts.Layers,
-				Session: c.opts.Session, Message: c.opts.Message, Image: c.opts.Image,
+				Session: c.opts.Session, Message: c.opts.Message, Image: c.opts.Image, Origin: c.opts.Origin,
 				User: userName(), Host: hostName(),
 				Unpacked: st.unpacked, Inodes: st.inodes,
 				Tool: c.s.version(ctx, tool), Compression: comp,

@@ -19,6 +19,7 @@ package snapshots
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -71,11 +72,12 @@ type Snapshot struct {
 	// is the parent.
 	Layers []string `json:"layers,omitempty"`
 
-	Session string `json:"session,omitempty"`
-	Message string `json:"message,omitempty"`
-	User    string `json:"user,omitempty"`
-	Host    string `json:"host,omitempty"` // where it was made
-	Image   Image  `json:"image"`
+	Session string          `json:"session,omitempty"`
+	Message string          `json:"message,omitempty"`
+	Origin  json.RawMessage `json:"origin,omitempty"` // see CreateOptions
+	User    string          `json:"user,omitempty"`
+	Host    string          `json:"host,omitempty"` // where it was made
+	Image   Image           `json:"image"`
 
 	Size   int64  `json:"size"`   // bytes of the file
 	SHA256 string `json:"sha256"` // of the file, hexadecimal
