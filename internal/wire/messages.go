@@ -14,14 +14,28 @@ import (
 // only one so far that it reads.
 const Version = 1
 
-// Requests of hpcexec beside those of RFC 4254. Exec and Exit travel on a
-// channel of type "session", the others are global.
+// Requests of hpcexec beside those of RFC 4254. The first group travels on a
+// channel of type "session".
 const (
-	RequestExec   = "exec@hpcexec"
-	RequestExit   = "exit@hpcexec"
-	RequestHello  = "hello@hpcexec"
-	RequestStatus = "status@hpcexec"
-	RequestBeat   = "beat@hpcexec"
+	RequestExec = "exec@hpcexec" // client to shim: run this (see SendExec)
+	RequestExit = "exit@hpcexec" // shim to client: it ended, its output is complete
+
+	// RequestCancel has the shim end the command's tree, like the close of
+	// the channel, but the rest of the output and RequestExit still come: who
+	// waits for that knows that the tree is gone. (The answer to a close is
+	// no sign of it: x/crypto/ssh gives it by itself, at once.)
+	RequestCancel = "cancel@hpcexec"
+)
+
+// The global ones, all from client to shim.
+const (
+	RequestHello  = "hello@hpcexec"  // payload and answer are a Hello
+	RequestStatus = "status@hpcexec" // the answer is a Status
+	RequestBeat   = "beat@hpcexec"   // the client lives; no answer
+
+	// RequestStop ends all commands, as SIGTERM does, and then the shim. The
+	// answer comes when the commands have ended.
+	RequestStop = "stop@hpcexec"
 )
 
 // BeatInterval is how often a master sends RequestBeat while commands run, and

@@ -93,14 +93,17 @@ func Server(rwc io.ReadWriteCloser) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ss
 // only the client end, but from there on both ends are the same.
 func handshake(rwc io.ReadWriteCloser, greet func(*Queue) error) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
 	q := NewQueue(rwc)
-	late := make(chan struct{})
-	timer := time.AfterFunc(handshakeTime, func() {
-		close(late)
-		rwc.Close() // not q.Close, which would try to write
-	})
-	err := greet(q)
-	if !timer.Stop() {
-		<-late
+	greeted := make(chan error, 1)
+	go func() { greeted <- greet(q) }()
+	timer := time.NewTimer(handshakeTime)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-greeted:
+	case <-timer.C:
+		// Close interrupts the greeting, unless rwc is a file that blocks in
+		// read(2): that one isn't waited for.
+		rwc.Close()
 		err = errors.New("no answer in 10 s")
 	}
 	if err == nil {
