@@ -1,30 +1,23 @@
-package hpcexec
+package hpcexec_test
 
 import (
-	"bytes"
-	"context"
-	"os/exec"
 	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/exectest"
 )
 
-func BenchmarkLocal(b *testing.B) {
-	l := &Local{}
-	b.Run("Local", func(b *testing.B) {
-		for b.Loop() {
-			var out, errOut bytes.Buffer
-			if _, err := l.Run(context.Background(), Request{Args: []string{"/bin/true"}, Stdout: &out, Stderr: &errOut}); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("os-exec", func(b *testing.B) {
-		for b.Loop() {
-			var out, errOut bytes.Buffer
-			cmd := exec.CommandContext(context.Background(), "/bin/true")
-			cmd.Stdout, cmd.Stderr = &out, &errOut
-			if err := cmd.Run(); err != nil {
-				b.Fatal(err)
-			}
-		}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestLocalConformance(t *testing.T) {
+	exectest.Run(t, exectest.Suite{
+		New: func(t *testing.T) hpcexec.Executor { return &hpcexec.Local{Grace: 300 * time.Millisecond} },
+		Facts: &hpcexec.Properties{
+			Place: "local", SharesFilesystem: true, ReportsSignal: true,
+			TreeByGroup: true, TreeWhole: true, Terminal: true, Signals: true,
+		},
 	})
 }
