@@ -214,7 +214,7 @@ func gpuType(s string) bool {
 			return false
 		}
 	}
-	return s != ""
+	return s != "" && s[0] != '-'
 }
 
 // String gives the request as ParseGPURequest reads it.

@@ -26,7 +26,7 @@ var kept = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL"
 const scrub = `hpcexec_keep=$1
 for hpcexec_name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case $hpcexec_keep in *" $hpcexec_name "*) continue ;; esac
-  case $hpcexec_name in HPCEXEC_E_*) continue ;; esac
+  case $hpcexec_name in ` + envPrefix + `*) continue ;; esac
   command unset "$hpcexec_name" 2>/dev/null || :
 done
 `
@@ -106,6 +106,10 @@ func (c *Client) exec(ctx context.Context, k call) (output, error) {
 // runRaw runs a request on the base and collects its output. The deadline is
 // kept twice: by the base's Timeout, and here in case the base is stuck.
 func (c *Client) runRaw(ctx context.Context, req hpcexec.Request) (output, error) {
+	return c.runRawOn(ctx, c.base, req)
+}
+
+func (c *Client) runRawOn(ctx context.Context, base hpcexec.Executor, req hpcexec.Request) (output, error) {
 	var stdout, stderr capped
 	stdout.max, stderr.max = maxStdout, maxStderr
 	req.Stdout, req.Stderr = &stdout, &stderr
@@ -115,7 +119,7 @@ func (c *Client) runRaw(ctx context.Context, req hpcexec.Request) (output, error
 		inner, cancel = context.WithTimeoutCause(ctx, req.Timeout+10*time.Second, errStuck)
 		defer cancel()
 	}
-	resp, err := c.base.Run(inner, req)
+	resp, err := base.Run(inner, req)
 	if err != nil && ctx.Err() == nil && errors.Is(err, errStuck) {
 		err = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "%s gave no answer in %v", req.Args[0], req.Timeout+10*time.Second)
 	}

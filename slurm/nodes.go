@@ -122,7 +122,17 @@ func (n Node) GPUTotal(typ string) int { return gpusOf(n.GPUs, typ) }
 
 // GPUsFree is the number of GPUs of a type (empty: of all) that no job has.
 func (n Node) GPUsFree(typ string) int {
-	return max(0, gpusOf(n.GPUs, typ)-gpusOf(n.GPUsInUse, typ))
+	return max(0, gpusOf(n.GPUs, typ)-n.usedOf(typ))
+}
+
+// usedOf is the number of GPUs of a type (empty: of all) that jobs have.
+// GresUsed may name no type though Gres names one: it is that one then.
+func (n Node) usedOf(typ string) int {
+	used := gpusOf(n.GPUsInUse, typ)
+	if typ != "" && len(n.GPUs) == 1 {
+		used += n.GPUsInUse[""]
+	}
+	return used
 }
 
 func gpusOf(m map[string]int, typ string) int {

@@ -202,3 +202,50 @@ func TestRealEndOnContext(t *testing.T) {
 		t.Errorf("got %s, %v; want CANCELLED and the deadline", s.State, err)
 	}
 }
+
+// realAllocation holds a job with two GPUs for the tests of Allocation.
+func realAllocation(t *testing.T, c *Client, ctx context.Context) *Allocation {
+	t.Helper()
+	id := submit(t, c, ctx, JobSpec{Argv: []string{"sleep", "1000"}, Partition: "gpu", GPUs: GPURequest{"a100", 2}, CPUs: 2, Mem: "100M", Time: 20 * time.Minute})
+	s, err := c.Wait(ctx, id, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("job %s on %v", s.ID, s.Nodes)
+	return c.Allocation(id, AllocationOptions{})
+}
+
+func run(t *testing.T, ctx context.Context, ex hpcexec.Executor, req hpcexec.Request) (hpcexec.Response, string, string) {
+	t.Helper()
+	var stdout, stderr strings.Builder
+	req.Stdout, req.Stderr = &stdout, &stderr
+	resp, err := ex.Run(ctx, req)
+	if err != nil {
+		t.Fatalf("%q: %v (%s); stdout %q, stderr %q", req.Args, err, hpcexec.Hint(err), stdout.String(), stderr.String())
+	}
+	return resp, stdout.String(), stderr.String()
+}
+
+func TestRealAllocation(t *testing.T) {
+	c, ctx := realClient(t)
+	a := realAllocation(t, c, ctx)
+	resp, out, errOut := run(t, ctx, a, hpcexec.Request{
+		Args: []string{"sh", "-c", `printf 'out %s %s %s' "$CUDA_VISIBLE_DEVICES" "$A" "$S"; printf err >&2; exit 42`},
+		Env:  []string{"A=x,y\nz"}, Secrets: []string{"S=sec ret"}})
+	gpus, rest, _ := strings.Cut(strings.TrimPrefix(out, "out "), " ")
+	if resp.ExitCode != 42 || len(strings.Split(gpus, ",")) != 2 || rest != "x,y\nz sec ret" || errOut != "err" {
+		t.Errorf("got %d, %q, %q; want 42, the GPUs and variables, and err", resp.ExitCode, out, errOut)
+	}
+	begun := time.Now()
+	const n = 10
+	for range n {
+		run(t, ctx, a, hpcexec.Request{Args: []string{"true"}})
+	}
+	t.Logf("%v a command", time.Since(begun)/n)
+	_, out, _ = run(t, ctx, a, hpcexec.Request{Args: []string{"env"}})
+	for _, not := range []string{"HPCEXEC_E_", "TESTBED", "hpcexec_"} {
+		if strings.Contains(out, not) {
+			t.Errorf("the environment has %s:\n%s", not, out)
+		}
+	}
+}
