@@ -317,6 +317,7 @@ func TestSocketPath(t *testing.T) {
 		kept     bool
 	}{
 		{"session", "train", true},
+		{"master", "@ada+login=2", true},
 		{"63 characters", strings.Repeat("n", maxName), true},
 		{"64 characters", strings.Repeat("n", 64), len(longest) < maxDir},
 		{"very long", strings.Repeat("n", 300), false},

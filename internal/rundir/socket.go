@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"path/filepath"
+	"strings"
 )
 
 const (
@@ -23,7 +24,7 @@ const (
 // SocketPath is the path of the socket called name in dir, a directory that
 // [Get] returned. A name that is too long for a socket's address, or has
 // characters that ssh would expand or a shell would mind, is replaced by its
-// hash. Names of up to 63 characters of [a-zA-Z0-9._-] stay as they are.
+// hash. Names of up to 63 characters of [a-zA-Z0-9._@+=-] stay as they are.
 func SocketPath(dir, name string) string {
 	if plain(name) && len(dir)+1+len(name)+sshSuffix < sunPath {
 		return filepath.Join(dir, name)
@@ -40,7 +41,7 @@ func plain(name string) bool {
 	}
 	for i := 0; i < len(name); i++ {
 		c := name[i]
-		if c != '.' && c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
+		if strings.IndexByte("._-@+=", c) < 0 && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
 			return false
 		}
 	}
