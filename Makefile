@@ -50,7 +50,7 @@ fmt: ## Format the Go code
 lint: ## gofmt, go vet, and shellcheck where it is installed
 	@test -z "$$(gofmt -s -l .)" || { gofmt -s -l .; exit 1; }
 	go vet ./...
-	@! command -v shellcheck >/dev/null || shellcheck -x testbed/on testbed/up testbed/down testbed/node \
+	@! command -v shellcheck >/dev/null || shellcheck -x testbed/on testbed/up testbed/down testbed/check testbed/node \
 		testbed/service testbed/lib/*.sh testbed/inside/* testbed/image/customize testbed/sif/build
 
 # The folder itself stays: the cluster's nodes have it mounted.

@@ -12,12 +12,18 @@ image_suites() { # sets ROOT_SUITE and EXTRA_SUITES
   esac
 }
 
-# debian_mirror: the address from which this machine itself gets Debian.
+# debian_mirror: the address from which this machine itself gets Debian;
+# HPCEXEC_TESTBED_MIRROR names one where the machine is not a Debian.
 debian_mirror() {
-  local uri
-  uri=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME) $(ORIGIN)' 'Created-By: Packages' |
-    awk '$3 == "Debian" && $1 !~ /security/ { print $1; exit }')
-  [[ $uri ]] || die "this machine's apt names no Debian mirror (apt-get indextargets): is it a Debian, was 'apt-get update' run?"
+  local try uri=${HPCEXEC_TESTBED_MIRROR:-}
+  for try in as-it-is updated; do
+    [[ $try == updated ]] && apt-get update >/dev/null
+    # shellcheck disable=SC2016 # apt's variables, not the shell's
+    [[ $uri ]] || uri=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME) $(ORIGIN)' 'Created-By: Packages' |
+      awk '$3 == "Debian" && $1 !~ /security/ && !found { print $1; found = 1 }')
+    [[ $uri ]] && break
+  done
+  [[ $uri ]] || die "this machine's apt names no Debian mirror: set HPCEXEC_TESTBED_MIRROR"
   echo "$uri"
 }
 
@@ -36,7 +42,12 @@ debootstrap() {
     "$suite" "$target" "$@"
 }
 
-image_tag() { echo "localhost/hpcexec-node:$1-$(hash_of "$TESTBED/image" "$TESTBED/lib/image.sh")"; }
+# image_tag RELEASE: named by its recipe, so that a changed one is another image.
+image_tag() {
+  local recipe
+  recipe=$({ hash_of "$TESTBED/image"; declare -f image_suites debootstrap; } | sha256sum | cut -c1-12)
+  echo "localhost/hpcexec-node:$1-$recipe"
+}
 
 # image_build RELEASE: makes the image unless the engine has it.
 image_build() {

@@ -7,7 +7,7 @@ cluster_key() {
   echo "$1 $(image_tag "$1") $(hash_of "$TESTBED/inside" "$TESTBED/etc" "$TESTBED/lib/nodes.sh") $(sif_dir) $CHECKOUT/bin"
 }
 
-# cluster_config: what all nodes read, in one folder, mounted read-only.
+# cluster_config RELEASE: what all nodes read, in one folder, mounted read-only.
 cluster_config() {
   local config=$STATE/config keys=$STATE/keys node user
   mkdir -p "$keys" "$config/secret"
@@ -26,7 +26,9 @@ cluster_config() {
     echo "$node,${ADDRESS[$node]} $(cut -d' ' -f1,2 "$keys/$node.ssh_host_ed25519_key.pub")"
   done >"$config/ssh_known_hosts"
   rm -rf "$config/inside"
-  cp -a "$TESTBED/inside" "$TESTBED"/etc/* "$config/"
+  cp -a "$TESTBED/inside" "$TESTBED"/etc/{hosts,slurm,modulefiles} "$config/"
+  # What a release wants otherwise.
+  if [[ -d $TESTBED/etc/slurm-$1 ]]; then cp -a "$TESTBED/etc/slurm-$1/." "$config/slurm/"; fi
   chmod -R go+rX "$config/inside" "$config/slurm" "$config/modulefiles"
   # slurmdbd refuses a file that others can read; 64030 is Debian's slurm.
   chown 64030:64030 "$config/slurm/slurmdbd.conf"
@@ -43,7 +45,7 @@ cluster_folders() {
     home=$STATE/home/$user
     install -d -m 700 -o "$id" -g "$id" "$STATE/scratch/$user"
     [[ -d $home ]] && continue
-    install -d -m 755 -o "$id" -g "$id" "$home"
+    install -d -m 700 -o "$id" -g "$id" "$home"
     install -d -m 700 -o "$id" -g "$id" "$home/.ssh"
     install -m 600 -o "$id" -g "$id" "$STATE/keys/$user" "$home/.ssh/id_ed25519"
     install -m 644 -o "$id" -g "$id" "$STATE/keys/$user.pub" "$home/.ssh/id_ed25519.pub"

@@ -3,12 +3,13 @@
 
 packages_install() {
   local -a want=()
-  local need
+  local need package
   # program (or file) and the package that brings it
   while read -r need package; do
     command -v "$need" >/dev/null || [[ -e $need ]] || want+=("$package")
   done <<'EOF'
 mmdebstrap mmdebstrap
+/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
 nsenter util-linux
 flock util-linux
 ip iproute2
