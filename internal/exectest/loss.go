@@ -26,7 +26,7 @@ func lostPlace(t *T) {
 	if !t.canBreak() {
 		return
 	}
-	req := t.sh(`echo up; while :; do echo more; sleep 0.1 2>/dev/null || sleep 1; done`)
+	req := t.sh(`echo up; while :; do echo more; sleep 0.1 || sleep 1; done 2>/dev/null`)
 	req.Stdin = t.stuck("")
 	rn := t.launch(req, "up\n")
 	t.s.Break(t.T, t.ex)

@@ -142,7 +142,7 @@ func signalGroup(t *T) {
 	req := t.sh(`
 		n=0
 		trap 'echo usr1; n=$((n+1))' USR1
-		(trap 'echo child; exit' USR1; echo child up; while :; do sleep 0.1 2>/dev/null || sleep 1; done) &
+		(trap 'echo child; exit' USR1; echo child up; ` + idle + `) &
 		echo up
 		while [ $n = 0 ]; do sleep 0.1 2>/dev/null || sleep 1; done
 		wait

@@ -56,7 +56,7 @@ func cancelMidRun(t *T) {
 }
 
 func cancelGrace(t *T) {
-	rn := t.launch(t.sh(`trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1 2>/dev/null || sleep 1; done`), "up\n")
+	rn := t.launch(t.sh(`trap 'echo bye; exit 0' TERM; echo up; `+idle), "up\n")
 	rn.cancel(errWhy)
 	r := rn.wait()
 	t.wantErr(r.err, errWhy)
@@ -213,7 +213,7 @@ func timeout(t *T) {
 		t.wantMarked(0, t.s.Grace)
 	}
 	// It ends with an exit of its own: still a time-out.
-	req := t.sh(`trap 'exit 5' TERM; echo up; while :; do sleep 0.1 2>/dev/null || sleep 1; done`)
+	req := t.sh(`trap 'exit 5' TERM; echo up; ` + idle)
 	req.Timeout = time.Second
 	r := t.run(t.ctx, req)
 	if r.err != nil || !r.TimedOut || r.ExitCode != 5 && !t.s.HardCancel {

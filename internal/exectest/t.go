@@ -30,6 +30,10 @@ type T struct {
 // markVar is the variable that marks the processes of a case.
 const markVar = "EXECTEST_MARK"
 
+// idle is the end of a script that has nothing to do but to get signals, which
+// a shell sees after each sleep. Not every sleep knows fractions.
+const idle = `while :; do sleep 0.1 2>/dev/null || sleep 1; done`
+
 // A result is how a run ended, and its output.
 type result struct {
 	hpcexec.Response

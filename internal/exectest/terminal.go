@@ -110,7 +110,7 @@ func ttyInput(t *T) {
 }
 
 func ttyInterrupt(t *T) {
-	req, ok := t.withTTY(`trap 'echo interrupted; exit 9' INT; echo up; while :; do sleep 600; done`)
+	req, ok := t.withTTY(`trap 'echo interrupted; exit 9' INT; echo up; ` + idle)
 	if !ok {
 		return
 	}
@@ -127,7 +127,7 @@ func ttyInterrupt(t *T) {
 }
 
 func ttyResize(t *T) {
-	req, ok := t.withTTY(`trap 'stty size; exit' WINCH; echo up; while :; do sleep 0.1 2>/dev/null || sleep 1; done`)
+	req, ok := t.withTTY(`trap 'stty size; exit' WINCH; echo up; ` + idle)
 	if !ok {
 		return
 	}
