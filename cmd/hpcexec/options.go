@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -156,7 +157,7 @@ func durationFlag(flag, text string) (time.Duration, error) {
 		return 0, nil
 	}
 	d, err := time.ParseDuration(text)
-	if n, nerr := strconv.ParseFloat(text, 64); nerr == nil {
+	if n, nerr := strconv.ParseFloat(text, 64); nerr == nil && n < math.MaxInt64/float64(time.Second) {
 		d, err = time.Duration(n*float64(time.Second)), nil
 	}
 	if err != nil || d <= 0 {

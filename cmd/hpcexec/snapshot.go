@@ -83,17 +83,25 @@ func (in *invocation) snapshotCreate(c *cli.Context) error {
 	})
 }
 
+// snapshotJSON is how a snapshot is printed: its manifest, the snapshot beneath
+// it and what is wrong with it.
+type snapshotJSON struct {
+	snapshots.Snapshot
+	Parent  string `json:"parent"`
+	Problem string `json:"problem,omitempty"`
+}
+
 // printSnapshotID says which snapshot was made: what a script needs.
 func (in *invocation) printSnapshotID(s snapshots.Snapshot) error {
 	in.progress.clear()
 	if in.json {
-		return printJSON(in.out, s)
+		return printJSON(in.out, snapshotJSON{s, s.Parent(), s.Problem})
 	}
 	_, err := fmt.Fprintln(in.out, s.ID)
 	return err
 }
 
-func (in *invocation) snapshotLs(*cli.Context) error {
+func (in *invocation) snapshotLs(c *cli.Context) error {
 	if _, err := in.args(0, 0, "no name"); err != nil {
 		return err
 	}
@@ -101,16 +109,20 @@ func (in *invocation) snapshotLs(*cli.Context) error {
 	if err != nil {
 		return err
 	}
-	list, err := store.List()
+	list, err := store.List(c.Context)
 	if err != nil {
 		return err
 	}
 	if in.json {
-		return printJSON(in.out, map[string]any{"snapshots": notNil(list)})
+		all := make([]snapshotJSON, len(list))
+		for i, s := range list {
+			all[i] = snapshotJSON{s, s.Parent(), s.Problem}
+		}
+		return printJSON(in.out, map[string]any{"snapshots": all})
 	}
 	t := newTable("ID", "SESSION", "CREATED", "SIZE", "IMAGE", "NOTE")
 	for _, s := range list {
-		t.row(s.ID, s.Session, s.Created.Local().Format(time.DateTime), units.BytesSize(float64(s.Size)), s.Image, s.Note)
+		t.row(s.ID, s.Session, s.Created.Local().Format(time.DateTime), units.BytesSize(float64(s.Size)), s.Image.Path, s.Message)
 	}
 	return t.print(in.out)
 }
@@ -137,11 +149,11 @@ func (in *invocation) snapshotShow(*cli.Context) error {
 		return err
 	}
 	if in.json {
-		return printJSON(in.out, s)
+		return printJSON(in.out, snapshotJSON{s, s.Parent(), s.Problem})
 	}
 	for _, l := range [][2]string{
 		{"id", s.ID}, {"session", s.Session}, {"created", s.Created.Local().Format(time.DateTime)},
-		{"size", units.BytesSize(float64(s.Size))}, {"image", s.Image}, {"parent", s.Parent}, {"note", s.Note},
+		{"size", units.BytesSize(float64(s.Size))}, {"image", s.Image.Path}, {"parent", s.Parent()}, {"note", s.Message}, {"problem", s.Problem},
 	} {
 		if l[1] != "" {
 			fmt.Fprintf(in.out, "%-13s %s\n", l[0], safeText([]byte(l[1])))
@@ -174,7 +186,7 @@ func (in *invocation) snapshotRestore(c *cli.Context) error {
 		}
 		in.progress.clear()
 		if in.json {
-			return printJSON(in.out, map[string]any{"name": names[0], "restored": names[1], "kept": kept})
+			return printJSON(in.out, map[string]any{"name": names[0], "restored": names[1], "kept": snapshotJSON{kept, kept.Parent(), kept.Problem}})
 		}
 		_, err = fmt.Fprintf(in.out, "%s is snapshot %s; what it was is snapshot %s\n", names[0], names[1], kept.ID)
 		return err
@@ -241,15 +253,8 @@ func (in *invocation) snapshotRm(c *cli.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		users, err := m.References(s.ID)
-		if err != nil {
-			return nil, err
-		}
-		if len(users) > 0 {
-			return nil, usageError("snapshot %s is under the sessions %s", s.ID, strings.Join(users, ", ")).
-				WithHint("remove them first with `hpcexec session rm`")
-		}
-		return map[string]any{"id": s.ID, "removed": true}, store.Remove(s.ID)
+		inUse := func(_ context.Context, id string) ([]string, error) { return m.References(id) }
+		return map[string]any{"id": s.ID, "removed": true}, store.Remove(c.Context, s.ID, snapshots.RemoveOptions{InUse: inUse})
 	})
 }
 
@@ -258,7 +263,7 @@ func snapshotIDs(m *session.Manager) []string {
 	if err != nil {
 		return nil
 	}
-	list, _ := store.List()
+	list, _ := store.List(context.Background())
 	ids := make([]string, len(list))
 	for i, s := range list {
 		ids[i] = s.ID

@@ -41,7 +41,9 @@ type Use struct {
 
 // Load reads a policy; nil where there is none. A policy that isn't root's
 // alone to write is refused, and with it all that it would rule.
-func Load(path string) (*Policy, error) {
+func Load(path string) (*Policy, error) { return load(path, 0) }
+
+func load(path string, owner int) (*Policy, error) {
 	fi, err := os.Stat(path)
 	switch {
 	case os.IsNotExist(err):
@@ -49,7 +51,7 @@ func Load(path string) (*Policy, error) {
 	case err != nil:
 		return nil, hpcexec.Errorf(hpcexec.ErrDenied, "policy: %w", err).WithHint("ask the site: it must be readable for all")
 	}
-	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 {
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != owner || fi.Mode().Perm()&0o022 != 0 {
 		return nil, hpcexec.Errorf(hpcexec.ErrDenied, "policy: %s is not owned by root, or others may write it", path).
 			WithHint("the site: chown root %s; chmod 644 %s", path, path)
 	}
