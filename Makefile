@@ -15,7 +15,11 @@ build: ## Build bin/hpcexec (static)
 	CGO_ENABLED=0 go build -trimpath -tags urfave_cli_no_docs -ldflags "$(LDFLAGS)" -o bin/hpcexec ./cmd/hpcexec
 
 .PHONY: test
-test: ## Unit tests (no cluster needed)
+test: ## Everything: unit tests, and the tests on a real cluster; as root, on Debian
+	testbed/test.sh
+
+.PHONY: test-unit
+test-unit: ## Unit tests alone; they need no cluster and no root
 	go test ./...
 
 .PHONY: cluster-up
@@ -27,8 +31,8 @@ cluster-down: ## End the test cluster; its images stay cached
 	testbed/down
 
 .PHONY: demo
-demo: ## Show hpcexec at work on the test cluster (not written yet)
-	@echo 'make demo: not written yet' >&2; exit 1
+demo: ## Build, bring up the test cluster and show hpcexec at work on it; as root, on Debian
+	testbed/demo.sh
 
 .PHONY: bench
 bench: ## Measure hpcexec on the test cluster (not written yet)
@@ -51,7 +55,7 @@ lint: ## gofmt, go vet, and shellcheck where it is installed
 	@test -z "$$(gofmt -s -l .)" || { gofmt -s -l .; exit 1; }
 	go vet ./...
 	@! command -v shellcheck >/dev/null || shellcheck -x testbed/on testbed/up testbed/down testbed/check testbed/node \
-		testbed/service testbed/lib/*.sh testbed/inside/* testbed/image/customize testbed/sif/build
+		testbed/service testbed/*.sh .ci/run testbed/lib/*.sh testbed/inside/* testbed/image/customize testbed/sif/build
 
 # The folder itself stays: the cluster's nodes have it mounted.
 .PHONY: clean
