@@ -51,6 +51,10 @@ type runner struct {
 	path string
 	args []string
 
+	// keep is how many bytes of the output are kept, the last ones; 0 is
+	// 64 KiB.
+	keep int
+
 	// asOwner runs it in a user namespace in which it can read all files of
 	// this user, whatever their permissions.
 	asOwner bool
@@ -59,7 +63,10 @@ type runner struct {
 // run runs the program to its end. The output is that of both streams, bounded.
 // The program dies with this process, and when ctx ends.
 func (r *runner) run(ctx context.Context) (output string, err error) {
-	out := &tail{max: 64 << 10}
+	out := &tail{max: r.keep}
+	if out.max == 0 {
+		out.max = 64 << 10
+	}
 	cmd := exec.CommandContext(ctx, r.path, r.args...)
 	cmd.Dir = "/"
 	// The environment has no part in the result: SOURCE_DATE_EPOCH would.
