@@ -17,6 +17,7 @@ import (
 	"github.com/hpcexec/hpcexec/apptainer"
 	"github.com/hpcexec/hpcexec/internal/policy"
 	"github.com/hpcexec/hpcexec/internal/session"
+	"github.com/hpcexec/hpcexec/modules"
 	"github.com/hpcexec/hpcexec/slurm"
 )
 
@@ -197,7 +198,7 @@ func checkAgent(context.Context) []check {
 }
 
 func checkRuntime(ctx context.Context) []check {
-	r, err := apptainer.Find(ctx, apptainer.FindOptions{Module: moduleFinder()})
+	r, err := apptainer.Find(ctx, apptainer.FindOptions{Module: findByModules})
 	if err != nil {
 		return []check{{Name: "container runtime", Detail: err.Error(), Remedy: hintOr(err, "install apptainer"), Whose: "admin"}}
 	}
@@ -349,5 +350,8 @@ func ownProcesses() [][]string {
 	return list
 }
 
-// moduleFinder finds the runtime by the site's environment modules.
-func moduleFinder() func(context.Context) (string, error) { return nil }
+// findByModules finds the runtime by the site's environment modules.
+func findByModules(ctx context.Context) (string, error) {
+	bin, _, err := modules.New(&hpcexec.Local{}, modules.Options{}).Which(ctx, "apptainer", "apptainer", "singularity")
+	return bin, err
+}

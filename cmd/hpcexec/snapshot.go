@@ -225,7 +225,7 @@ func (in *invocation) snapshotVerify(c *cli.Context) error {
 	}
 	return in.interruptible(c.Context, func(ctx context.Context) error {
 		return in.each(ids, func(id string) (any, error) {
-			return map[string]any{"id": id, "ok": true}, store.Verify(ctx, id)
+			return map[string]any{"id": id, "ok": true}, store.Verify(ctx, id, nil)
 		})
 	})
 }
