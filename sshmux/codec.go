@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/hpcexec/hpcexec/internal/wire"
 )
 
 // Message types of the mux protocol: PROTOCOL.mux of OpenSSH, section 11, and
@@ -43,7 +45,7 @@ const (
 	cDetach = 0x1f0e0005 // string path of the endpoint's socket
 	cInfo   = 0x1f0e0006 // what is behind this socket
 
-	sExit    = 0x9f0e0001 // string wire.Exit: the command has ended
+	sExit    = 0x9f0e0001 // string wire.Exit, string place: the command has ended
 	sError   = 0x9f0e0002 // string kind, string text, string hint
 	sStarted = 0x9f0e0003 // the command runs
 	sInfo    = 0x9f0e0004 // string JSON of an info
@@ -237,6 +239,31 @@ func parseExecMsg(body []byte) (execMsg, error) {
 		d.fail("flags %#x", m.Flags)
 	}
 	return m, d.end()
+}
+
+// exitMsg is sExit.
+type exitMsg struct {
+	Exit  wire.Exit
+	Place string
+}
+
+func (m exitMsg) append(b []byte, id uint32) []byte {
+	return appendRequest(b, sExit, id, func(b []byte) []byte {
+		return appendString(appendString(b, m.Exit.Marshal()), m.Place)
+	})
+}
+
+func parseExitMsg(body []byte) (exitMsg, error) {
+	d := decoder{rest: body}
+	exit, place := d.bytes(), d.string()
+	if err := d.end(); err != nil {
+		return exitMsg{}, err
+	}
+	x, err := wire.ParseExit(exit)
+	if err != nil {
+		return exitMsg{}, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	return exitMsg{x, place}, nil
 }
 
 // resize is cResize.

@@ -10,6 +10,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/hpcexec/hpcexec/internal/wire"
 )
 
 // messages is one of each, in both forms.
@@ -31,6 +33,8 @@ var messages = []struct {
 	{"exec", cExec, execMsg{Flags: execStdin | execStarted, Body: []byte("x")},
 		func(b []byte) []byte { return execMsg{execStdin | execStarted, []byte("x")}.append(b, 7) }},
 	{"resize", cResize, resize{80, 24}, func(b []byte) []byte { return resize{80, 24}.append(b, 7) }},
+	{"exit", sExit, exitMsg{wire.Exit{Code: 3, Signal: "TERM"}, "local"},
+		func(b []byte) []byte { return exitMsg{wire.Exit{Code: 3, Signal: "TERM"}, "local"}.append(b, 7) }},
 	{"error", sError, errorMsg{"denied", "no", "ask"}, func(b []byte) []byte { return errorMsg{"denied", "no", "ask"}.append(b, 7) }},
 	{"exit message", sExitMessage, uint32(255), func(b []byte) []byte { return appendNumber(b, sExitMessage, 7, 255) }},
 	{"failure", sFailure, "why", func(b []byte) []byte { return appendText(b, sFailure, 7, "why") }},
@@ -59,9 +63,11 @@ func parse(typ uint32, body []byte) (v any, id uint32, err error) {
 		v, err = parseResize(body)
 	case sError:
 		v, err = parseErrorMsg(body)
+	case sExit:
+		v, err = parseExitMsg(body)
 	case sAlive, sSessionOpened, sExitMessage, sRemotePort:
 		v, err = parseUint32(body)
-	case sFailure, sPermissionDenied, cSignal, cAttach, cDetach, sExit, sInfo:
+	case sFailure, sPermissionDenied, cSignal, cAttach, cDetach, sInfo:
 		v, err = parseString(body)
 	default:
 		return nil, id, nil
@@ -85,6 +91,8 @@ func rewrite(typ, id uint32, v any) []byte {
 	case resize:
 		return v.append(nil, id)
 	case errorMsg:
+		return v.append(nil, id)
+	case exitMsg:
 		return v.append(nil, id)
 	case uint32:
 		return appendNumber(nil, typ, id, v)

@@ -1,0 +1,28 @@
+package sshmux
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/hpcexec/hpcexec"
+)
+
+// clientMain is a client in a process of its own: it runs a command through a
+// socket with the process's own streams.
+func clientMain(socket string, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	c, err := Open(socket)
+	if err == nil {
+		var resp hpcexec.Response
+		resp, err = c.Run(ctx, hpcexec.Request{Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+		if err == nil {
+			return resp.ExitCode
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 125
+}

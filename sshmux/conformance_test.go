@@ -1,0 +1,44 @@
+package sshmux
+
+import (
+	"context"
+	"testing"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/exectest"
+)
+
+// shimFacts are what a place behind a shim on this machine is.
+var shimFacts = hpcexec.Properties{
+	Place: "local", SharesFilesystem: true, ReportsSignal: true, TreeByGroup: true, TreeWhole: true,
+	OutlivesClient: true, Terminal: true, Signals: true,
+}
+
+func dialShim(t *testing.T, path string) *Host {
+	t.Helper()
+	h, err := DialShim(context.Background(), path, HostOptions{Place: "local", SharesFilesystem: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func TestConformanceShim(t *testing.T) {
+	path := serveShim(t)
+	exectest.Run(t, exectest.Suite{
+		New:   func(t *testing.T) hpcexec.Executor { return dialShim(t, path) },
+		Facts: &shimFacts,
+		Break: func(t *testing.T, ex hpcexec.Executor) { ex.(*Host).conn.Close() },
+	})
+}
+
+func TestConformanceClient(t *testing.T) {
+	path := serveShim(t)
+	exectest.Run(t, exectest.Suite{
+		New: func(t *testing.T) hpcexec.Executor {
+			return attachShim(t, serveMaster(t, MasterOptions{}), path)
+		},
+		Facts: &shimFacts,
+	})
+}

@@ -1,0 +1,119 @@
+package sshmux
+
+import (
+	"io"
+	"reflect"
+	"sync"
+	"sync/atomic"
+)
+
+// A gate stands before a caller's Writer. Once it is shut nobody begins to
+// write to it, and one Write at a time goes through, also where stdout and
+// stderr are one Writer.
+type gate struct {
+	shut atomic.Bool
+	mu   sync.Mutex
+	w    io.Writer
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut.Load() {
+		return 0, io.ErrClosedPipe
+	}
+	return g.w.Write(p)
+}
+
+// close shuts the gate. It doesn't wait for a Write in progress, which may
+// never end.
+func (g *gate) close() {
+	g.shut.Store(true)
+	if g.mu.TryLock() { // nobody is between the look at shut and the Write
+		g.mu.Unlock()
+	}
+}
+
+// gated is a caller's streams, the writers each behind a gate; the same gate
+// where they are the same.
+func gated(in io.Reader, out, err io.Writer) stdio {
+	s := stdio{in: in}
+	if out != nil {
+		s.out = &gate{w: out}
+	}
+	switch {
+	case err == nil:
+	case out != nil && same(out, err):
+		s.err = s.out
+	default:
+		s.err = &gate{w: err}
+	}
+	return s
+}
+
+func same(a, b io.Writer) bool {
+	t := reflect.TypeOf(a)
+	return t == reflect.TypeOf(b) && t.Comparable() && reflect.ValueOf(a).Comparable() && a == b
+}
+
+// shut makes sure that nobody begins to write to the streams any more, or to
+// read from descriptors.
+func (s stdio) shut() {
+	for _, v := range []any{s.in, s.out, s.err} {
+		switch v := v.(type) {
+		case *gate:
+			v.close()
+		case *fdStream:
+			v.stop()
+		}
+	}
+}
+
+const (
+	minBuffer = 8 << 10
+	maxBuffer = 256 << 10
+)
+
+// copyOut copies what a command writes, with a buffer that grows for those who
+// fill it, so that a thousand quiet commands need little. After an error of w
+// it calls failed once and goes on reading: a channel that isn't read from
+// blocks its command's other streams.
+func copyOut(w io.Writer, r io.Reader, failed func()) {
+	buf := make([]byte, minBuffer)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && w != nil {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				w = nil
+				failed()
+			}
+		}
+		if err != nil {
+			return
+		}
+		if n == len(buf) && n < maxBuffer {
+			buf = make([]byte, min(4*n, maxBuffer))
+		}
+	}
+}
+
+// copyIn copies what a command reads and then calls end, unless w is broken.
+// The error of r counts as its end.
+func copyIn(w io.Writer, r io.Reader, end func()) {
+	buf := make([]byte, minBuffer)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				return
+			}
+		}
+		if err != nil {
+			end()
+			return
+		}
+		if n == len(buf) && n < maxBuffer {
+			buf = make([]byte, min(4*n, maxBuffer))
+		}
+	}
+}
