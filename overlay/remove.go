@@ -155,7 +155,7 @@ func (r *remover) empty(d *os.File, depth int) error {
 		if _, err := d.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		names, err := d.Readdirnames(4096)
+		names, err := d.Readdirnames(1024)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
