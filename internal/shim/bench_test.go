@@ -1,0 +1,77 @@
+package shim
+
+import (
+	"os/exec"
+	"sync"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/hpcexec/hpcexec/internal/wire"
+)
+
+// BenchmarkForkExec is what a command costs at least.
+func BenchmarkForkExec(b *testing.B) {
+	for range b.N {
+		if err := exec.Command("/bin/true").Run(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkShimTrue is the same through a shim in a process of its own.
+func BenchmarkShimTrue(b *testing.B) {
+	c := dial(b, spawn(b).socket)
+	for range b.N {
+		c.bench(b)
+	}
+}
+
+// bench runs `true` as a client does that wants to be quick.
+func (c *client) bench(b *testing.B) {
+	ch, reqs, err := c.OpenChannel("session", nil)
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	if err := wire.SendExec(ch, &wire.Exec{Args: []string{"/bin/true"}}); err != nil {
+		b.Error(err)
+		return
+	}
+	var req *ssh.Request
+	for req = range reqs {
+		if x, err := wire.ParseExit(req.Payload); err != nil || x.Code != 0 || x.ErrKind != "" {
+			b.Errorf("got %+v, %v, want exit 0", x, err)
+		}
+	}
+	if req == nil {
+		b.Error("no exit came")
+	}
+}
+
+// BenchmarkThousandForkExec is a thousand commands at once.
+func BenchmarkThousandForkExec(b *testing.B) {
+	for range b.N {
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() {
+				if err := exec.Command("/bin/true").Run(); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// BenchmarkThousandShim is a thousand at once over one connection.
+func BenchmarkThousandShim(b *testing.B) {
+	c := dial(b, spawn(b).socket)
+	for range b.N {
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() { c.bench(b) })
+		}
+		wg.Wait()
+	}
+}

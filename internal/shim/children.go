@@ -1,0 +1,194 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hpcexec/hpcexec/internal/proctree"
+	"github.com/hpcexec/hpcexec/internal/wire"
+)
+
+// status counts what runs.
+func (s *server) status() *wire.Status {
+	s.mu.Lock()
+	foreground := map[string]bool{}
+	st := &wire.Status{}
+	for cmd := range s.commands {
+		if cmd.conn != nil {
+			foreground[cmd.id] = true
+			st.Running++
+		}
+	}
+	s.mu.Unlock()
+	st.Background = len(leftovers(foreground))
+	st.LastActivity = time.Unix(0, s.active.Load()).UTC()
+	st.PID, st.UID, st.Connections = os.Getpid(), os.Getuid(), int(s.connected.Load())
+	return st
+}
+
+// endLeftovers ends the processes that no command in s.commands answers for:
+// SIGTERM, and SIGKILL after the grace time. It returns when they have ended
+// and commands is closed, or killLimit after all were killed.
+func (s *server) endLeftovers(commands <-chan struct{}) {
+	s.mu.Lock()
+	running := map[string]bool{} // these are ended by Local
+	for cmd := range s.commands {
+		running[cmd.id] = true
+	}
+	s.mu.Unlock()
+	asked := map[process]bool{}
+	deadline := time.Now().Add(s.opts.Grace)
+	for time.Now().Before(deadline) {
+		left := leftovers(running)
+		for _, p := range left {
+			if !asked[p] {
+				p.signal(syscall.SIGTERM)
+				p.signal(syscall.SIGCONT)
+				asked[p] = true
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	<-commands
+	ctx, cancel := context.WithTimeout(context.Background(), killLimit)
+	defer cancel()
+	for ctx.Err() == nil {
+		left := leftovers(nil)
+		if len(left) == 0 {
+			return
+		}
+		for _, p := range left {
+			p.signal(syscall.SIGKILL)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.log.Warn("processes left", "count", len(leftovers(nil)))
+}
+
+// A process is one for ever: a pid is used again, but not with the same start
+// time (clock ticks since boot).
+type process struct {
+	pid   int
+	start string
+}
+
+// leftovers are the living descendants of this process but those of commands
+// with the ids. A subreaper inherits what loses its parent, so each of its
+// children is the root of a tree that is one command's, and has its marker.
+func leftovers(ids map[string]bool) []process {
+	var found []process
+	var walk func(pid int)
+	walk = func(pid int) {
+		if p, ok := findProcess(pid); ok {
+			found = append(found, p)
+		}
+		for _, child := range childrenOf(pid) {
+			walk(child)
+		}
+	}
+	for _, pid := range childrenOf(os.Getpid()) {
+		if len(ids) == 0 || !ids[marker(pid)] {
+			walk(pid)
+		}
+	}
+	return found
+}
+
+// childrenOf has the children of a process, of all its threads (the file
+// children of proc(5)).
+func childrenOf(pid int) []int {
+	dir := "/proc/" + strconv.Itoa(pid) + "/task/"
+	tasks, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, t := range tasks {
+		data, err := os.ReadFile(dir + t.Name() + "/children")
+		if err != nil {
+			if _, err := os.Stat(dir + t.Name()); err == nil {
+				return childrenByWalk(pid) // a kernel without such files
+			}
+			continue // the thread has ended
+		}
+		for _, f := range strings.Fields(string(data)) {
+			if pid, err := strconv.Atoi(f); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+func childrenByWalk(parent int) []int {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, e := range procs {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if f := stat(pid); len(f) > 1 && f[1] == strconv.Itoa(parent) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// stat has the fields of /proc/PID/stat from the state on, which is the third
+// of proc(5); nil when there is no such process.
+func stat(pid int) []string {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return nil
+	}
+	// The name before it, in parentheses, may hold anything.
+	return strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+}
+
+// findProcess finds a process that isn't a zombie.
+func findProcess(pid int) (process, bool) {
+	const state, start = 0, 19
+	f := stat(pid)
+	if len(f) <= start || f[state] == "Z" || f[state] == "X" {
+		return process{}, false
+	}
+	return process{pid, f[start]}, true
+}
+
+// signal reaches the process, and never another one that got its pid.
+func (p process) signal(sig syscall.Signal) {
+	proc, err := os.FindProcess(p.pid) // holds on to the process, where the kernel can
+	if err != nil {
+		return
+	}
+	defer proc.Release()
+	if now, ok := findProcess(p.pid); ok && now == p {
+		proc.Signal(sig)
+	}
+}
+
+// marker is the id of the command that a process belongs to.
+func marker(pid int) string {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return ""
+	}
+	for e := range strings.SplitSeq(string(data), "\x00") {
+		if v, ok := strings.CutPrefix(e, proctree.MarkerVar+"="); ok {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,306 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/proctree"
+	"github.com/hpcexec/hpcexec/internal/wire"
+)
+
+const (
+	defaultGrace    = 2 * time.Second
+	defaultChannels = 4096
+	maxConnections  = 256
+
+	// lossGrace is the time between SIGTERM and SIGKILL for the commands of
+	// a connection that was lost: nobody waits for what they might still say.
+	lossGrace = 500 * time.Millisecond
+
+	// killLimit is how long processes that were killed are waited for.
+	killLimit = time.Second
+)
+
+// Why a command was ended. Their kind is what the client makes of it: the
+// command ran, and whoever repeats it should look first.
+var (
+	errStopped = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its session is stopped")
+	errLost    = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client's connection was lost")
+	errSilent  = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: nothing was heard from its client for %v", wire.BeatTimeout)
+	errClosed  = errors.New("the client closed the channel")
+	errCancel  = errors.New("the client cancelled the command")
+)
+
+// Options say what a shim serves. One of Listener and Stdio is set.
+type Options struct {
+	// Listener is where clients connect. Serve closes it. Peers on unix
+	// sockets must be of this process's user.
+	Listener net.Listener
+
+	// Stdio is one connection; Serve ends with it and closes it.
+	Stdio io.ReadWriteCloser
+
+	// Env is the environment of this process, of which commands get all but
+	// the shim's own variables. Nil stands for os.Environ().
+	Env []string
+
+	// Grace is the time between SIGTERM and SIGKILL for a command that is
+	// cancelled or times out; 0 is 2 s.
+	Grace time.Duration
+
+	// MaxChannels bounds the channels of all connections; 0 is 4096.
+	MaxChannels int
+
+	// Orphans: this process is a subreaper, and the shim reaps what it
+	// inherits, and ends it at its own end. Nobody else may start processes
+	// in this process.
+	Orphans bool
+
+	// Build is the release that hello@hpcexec reports.
+	Build string
+
+	// Logger gets what an operator may want to know; nil discards it.
+	Logger *slog.Logger
+}
+
+// A server is a shim that serves.
+type server struct {
+	opts    Options
+	log     *slog.Logger
+	local   *hpcexec.Local
+	home    string // where commands start, if it is there
+	started time.Time
+
+	ctx    context.Context // ends with the shim
+	cancel context.CancelCauseFunc
+
+	conns sync.WaitGroup // connections being served
+
+	connected atomic.Int64
+	channels  atomic.Int64
+	active    atomic.Int64 // time of the last activity, in ns since 1970
+
+	walker proctree.Walker
+
+	mu       sync.Mutex
+	stopping bool // nothing begins any more
+	commands map[*command]bool
+	work     sync.WaitGroup     // commands and file transfers, each to its end
+	open     map[io.Closer]bool // what shutdown has to close
+	over     bool               // shutdown has closed it
+	stops    []*ssh.Request     // stop@hpcexec, to be answered
+}
+
+// Serve runs a shim until ctx ends or a client asks it to stop, which ends all
+// its processes and gives nil, or until its Listener fails. With Stdio it
+// returns when the connection has ended and with it all commands but those in
+// the background; for these it stays.
+func Serve(ctx context.Context, opts Options) error {
+	if (opts.Listener == nil) == (opts.Stdio == nil) {
+		return hpcexec.Errorf(hpcexec.ErrInvalid, "a shim serves a listener or one connection")
+	}
+	s := newServer(ctx, opts)
+	defer s.cancel(nil)
+	reaping := make(chan struct{})
+	reapCtx, stopReaping := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(reaping)
+		if opts.Orphans {
+			s.local.ReapOrphans(reapCtx)
+		}
+	}()
+	defer func() {
+		stopReaping()
+		<-reaping
+	}()
+	if opts.Stdio != nil {
+		return s.serveStdio()
+	}
+	return s.serveListener()
+}
+
+func newServer(ctx context.Context, opts Options) *server {
+	if opts.Env == nil {
+		opts.Env = os.Environ()
+	}
+	if opts.Grace == 0 {
+		opts.Grace = defaultGrace
+	}
+	if opts.MaxChannels == 0 {
+		opts.MaxChannels = defaultChannels
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &server{
+		opts: opts, log: opts.Logger, started: time.Now(),
+		local:    &hpcexec.Local{Env: commandEnv(opts.Env), Grace: opts.Grace, PlaceName: "shim"},
+		home:     getenv(opts.Env, "HOME"),
+		commands: map[*command]bool{}, open: map[io.Closer]bool{},
+	}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.touch()
+	return s
+}
+
+func (s *server) serveStdio() error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.serveConn(s.opts.Stdio)
+	}()
+	select {
+	case <-done:
+	case <-s.ctx.Done():
+		s.shutdown()
+	}
+	<-done
+	// Commands in the background still write to pipes that end here.
+	idle := make(chan struct{})
+	go func() { s.work.Wait(); close(idle) }()
+	select {
+	case <-idle:
+	case <-s.ctx.Done():
+		s.shutdown()
+		<-idle
+	}
+	return nil
+}
+
+func (s *server) serveListener() error {
+	unlisten := context.AfterFunc(s.ctx, func() { s.opts.Listener.Close() })
+	defer unlisten()
+	err := s.accept()
+	if s.ctx.Err() != nil {
+		err = nil
+	}
+	s.opts.Listener.Close()
+	s.cancel(errStopped)
+	s.shutdown()
+	s.conns.Wait()
+	return err
+}
+
+// accept serves connections until the listener is closed.
+func (s *server) accept() error {
+	pause := time.Millisecond
+	for {
+		c, err := s.opts.Listener.Accept()
+		if errors.Is(err, net.ErrClosed) || s.ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}
+		if err != nil {
+			// Too many open files, say: it passes.
+			s.log.Warn("accept", "err", err)
+			select {
+			case <-time.After(pause):
+			case <-s.ctx.Done():
+			}
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = time.Millisecond
+		if uc, ok := c.(*net.UnixConn); ok {
+			if err := wire.CheckPeer(uc); err != nil {
+				s.log.Warn("connection refused", "err", err)
+				c.Close()
+				continue
+			}
+		}
+		if s.connected.Load() >= maxConnections {
+			s.log.Warn("connection refused", "err", "too many of them", "limit", maxConnections)
+			c.Close()
+			continue
+		}
+		s.conns.Add(1)
+		s.connected.Add(1)
+		go func() {
+			defer s.conns.Done()
+			defer s.connected.Add(-1)
+			s.serveConn(c)
+		}()
+	}
+}
+
+// shutdown ends all processes and then the connections, so that clients hear
+// of each end. s.ctx has ended.
+func (s *server) shutdown() {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() { s.work.Wait(); close(ended) }()
+	if s.opts.Orphans {
+		s.endLeftovers(ended)
+	}
+	<-ended
+	s.mu.Lock()
+	stops, open := s.stops, slices.Collect(maps.Keys(s.open))
+	s.stops, s.over = nil, true
+	s.mu.Unlock()
+	for _, req := range stops {
+		req.Reply(true, nil)
+	}
+	var closing sync.WaitGroup // each may take time to flush
+	for _, c := range open {
+		closing.Go(func() { c.Close() })
+	}
+	closing.Wait()
+}
+
+// track has shutdown close now instead of before; nil stands for nothing.
+func (s *server) track(before, now io.Closer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, before)
+	switch {
+	case now == nil:
+	case s.over:
+		now.Close()
+	default:
+		s.open[now] = true
+	}
+}
+
+// begin notes work that the shim's end has to wait for, and says whether it
+// may begin. cmd is nil for work that isn't a command.
+func (s *server) begin(cmd *command) bool {
+	s.touch()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return false
+	}
+	s.work.Add(1)
+	if cmd != nil {
+		s.commands[cmd] = true
+	}
+	return true
+}
+
+// done notes the end of work that began.
+func (s *server) done(cmd *command) {
+	s.touch()
+	s.mu.Lock()
+	delete(s.commands, cmd)
+	s.mu.Unlock()
+	s.work.Done()
+}
+
+// touch notes that the shim is in use.
+func (s *server) touch() { s.active.Store(time.Now().UnixNano()) }
