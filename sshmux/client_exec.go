@@ -68,7 +68,7 @@ func (c *Client) send(ctx context.Context, req *hpcexec.Request, flags uint32) (
 	if err != nil {
 		return nil, err
 	}
-	p := &clientProcess{c: c, ctx: ctx, conn: newMuxConn(conn), id: id, ended: make(chan struct{})}
+	p := &clientProcess{c: c, ctx: ctx, conn: newMuxConn(conn), id: id, tty: req.TTY != nil}
 	fds, more, err := p.streams.open(req)
 	if err == nil {
 		msg := execMsg{Flags: flags | more, Body: body}.append(hello{muxVersion}.append(nil), 1)
@@ -95,6 +95,7 @@ type clientProcess struct {
 	ctx     context.Context // of the command, as Start got it
 	conn    *muxConn
 	id      string
+	tty     bool
 	unwatch func() bool
 	streams clientStreams
 
@@ -108,7 +109,6 @@ type clientProcess struct {
 	waited    bool
 	over      bool
 	cancelled bool
-	ended     chan struct{}
 }
 
 // cancel has the master end the command: it does so when the connection ends.
@@ -265,11 +265,17 @@ func (p *clientProcess) finish() {
 
 // Signal sends a signal to the command's process group.
 func (p *clientProcess) Signal(name string) error {
+	if err := checkSignal(name); err != nil {
+		return err
+	}
 	return p.tell(appendText(nil, cSignal, 2, name))
 }
 
 // Resize sets the size of the command's terminal.
 func (p *clientProcess) Resize(cols, rows int) error {
+	if err := checkResize(p.tty, cols, rows); err != nil {
+		return err
+	}
 	return p.tell(resize{uint32(cols), uint32(rows)}.append(nil, 2))
 }
 

@@ -92,7 +92,7 @@ func (s *clientStreams) output(w io.Writer) (int, error) {
 	s.outs = append(s.outs, g)
 	s.pumps.Go(func() {
 		defer ours.Close()
-		copyOut(g, ours, func() { ours.Close() })
+		copyOut(g, ours, func() { ours.Close() }, nil)
 	})
 	return s.give(theirs)
 }

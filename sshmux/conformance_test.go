@@ -14,6 +14,9 @@ var shimFacts = hpcexec.Properties{
 	OutlivesClient: true, Terminal: true, Signals: true,
 }
 
+// here runs commands on this machine without anything of this package.
+func here(*testing.T) hpcexec.Executor { return &hpcexec.Local{} }
+
 func dialShim(t *testing.T, path string) *Host {
 	t.Helper()
 	h, err := DialShim(context.Background(), path, HostOptions{Place: "local", SharesFilesystem: true})
@@ -28,6 +31,7 @@ func TestConformanceShim(t *testing.T) {
 	path := serveShim(t)
 	exectest.Run(t, exectest.Suite{
 		New:   func(t *testing.T) hpcexec.Executor { return dialShim(t, path) },
+		Probe: here,
 		Facts: &shimFacts,
 		Break: func(t *testing.T, ex hpcexec.Executor) { ex.(*Host).conn.Close() },
 	})
@@ -39,6 +43,7 @@ func TestConformanceClient(t *testing.T) {
 		New: func(t *testing.T) hpcexec.Executor {
 			return attachShim(t, serveMaster(t, MasterOptions{}), path)
 		},
+		Probe: here,
 		Facts: &shimFacts,
 	})
 }

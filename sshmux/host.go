@@ -227,7 +227,7 @@ func (h *Host) Start(ctx context.Context, req hpcexec.Request) (hpcexec.Process,
 	if err != nil {
 		return nil, err
 	}
-	return &hostProcess{p: p, place: h.opts.Place, id: req.ID}, nil
+	return &hostProcess{p: p, place: h.opts.Place, id: req.ID, tty: req.TTY != nil}, nil
 }
 
 // start starts a command and sees to it that the peer is watched meanwhile.
@@ -257,6 +257,7 @@ func (b beating) wait() (wire.Exit, error) {
 type hostProcess struct {
 	p         proc
 	place, id string
+	tty       bool
 	once      sync.Once
 }
 
@@ -275,9 +276,36 @@ func (p *hostProcess) Wait() (hpcexec.Response, error) {
 	return resp, err
 }
 
-func (p *hostProcess) Signal(name string) error { return p.p.signal(name) }
+func (p *hostProcess) Signal(name string) error {
+	if err := checkSignal(name); err != nil {
+		return err
+	}
+	return p.p.signal(name)
+}
 
-func (p *hostProcess) Resize(cols, rows int) error { return p.p.resize(cols, rows) }
+func (p *hostProcess) Resize(cols, rows int) error {
+	if err := checkResize(p.tty, cols, rows); err != nil {
+		return err
+	}
+	return p.p.resize(cols, rows)
+}
+
+func checkSignal(name string) error {
+	if _, ok := hpcexec.SignalNumber(name); !ok {
+		return hpcexec.Errorf(hpcexec.ErrInvalid, "no signal is called %q", name)
+	}
+	return nil
+}
+
+func checkResize(tty bool, cols, rows int) error {
+	if !tty {
+		return hpcexec.Errorf(hpcexec.ErrInvalid, "the command has no terminal")
+	}
+	if cols < 0 || rows < 0 || cols > 65535 || rows > 65535 {
+		return hpcexec.Errorf(hpcexec.ErrInvalid, "terminal size %d x %d is out of range", cols, rows)
+	}
+	return nil
+}
 
 // alive notes that the peer has been heard.
 func (h *Host) alive() { h.heard.Store(time.Now().UnixNano()) }

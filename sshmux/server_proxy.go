@@ -96,10 +96,10 @@ func relay(h *Host, nc ssh.NewChannel) {
 	half := func(dst, src ssh.Channel, reqs <-chan *ssh.Request) {
 		var data sync.WaitGroup
 		data.Go(func() {
-			copyOut(dst, src, func() {})
+			copyOut(dst, src, nil, nil)
 			dst.CloseWrite()
 		})
-		data.Go(func() { copyOut(dst.Stderr(), src.Stderr(), func() {}) })
+		data.Go(func() { copyOut(dst.Stderr(), src.Stderr(), nil, nil) })
 		for r := range reqs {
 			ok, err := dst.SendRequest(r.Type, r.WantReply, r.Payload)
 			r.Reply(ok && err == nil, nil)

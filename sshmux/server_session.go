@@ -151,9 +151,8 @@ func (t *sessionTask) copy(ch ssh.Channel, reqs <-chan *ssh.Request) (code uint3
 	}
 	go copyIn(ch, in, func() { ch.CloseWrite() })
 	var outputs sync.WaitGroup
-	eow := func() { ch.SendRequest("eow@openssh.com", false, nil) }
-	outputs.Go(func() { copyOut(t.fds[1], ch, eow) })
-	outputs.Go(func() { copyOut(t.fds[2], ch.Stderr(), eow) })
+	outputs.Go(func() { copyOut(t.fds[1], ch, func() { ch.SendRequest(requestEOW, false, nil) }, nil) })
+	outputs.Go(func() { copyOut(t.fds[2], ch.Stderr(), nil, func() { t.signal("PIPE") }) })
 	for r := range reqs {
 		switch {
 		case r.Type == "exit-status" && len(r.Payload) >= 4:
@@ -162,7 +161,7 @@ func (t *sessionTask) copy(ch ssh.Channel, reqs <-chan *ssh.Request) (code uint3
 			var m struct{ Signal, Rest string }
 			d := decoder{rest: r.Payload}
 			m.Signal = d.string()
-			if n := signalNumber(m.Signal); d.err == nil && n > 0 {
+			if n, known := hpcexec.SignalNumber(m.Signal); d.err == nil && known {
 				code, ok = uint32(128+n), true
 			}
 		}

@@ -27,6 +27,10 @@ const (
 	closeWait = 5 * time.Second
 )
 
+// requestEOW tells the peer that nobody reads what a command writes any more:
+// OpenSSH's PROTOCOL, section 2.1. The command gets SIGPIPE then.
+const requestEOW = "eow@openssh.com"
+
 // A shimPeer runs commands through exec@hpcexec.
 //
 // It keeps one open channel ready: opening one is a round trip, and every
@@ -126,8 +130,9 @@ func (p *shimPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 	if s.in != nil && e.HasStdin {
 		go copyIn(c, s.in, func() { c.CloseWrite() })
 	}
-	go r.output(s.out, c)
-	go r.output(s.err, c.Stderr())
+	go r.output(s.out, c, func() { c.SendRequest(requestEOW, false, nil) }, nil)
+	// There is no such request for stderr.
+	go r.output(s.err, c.Stderr(), nil, func() { r.signal("PIPE") })
 	go r.requests()
 	r.unwatch = context.AfterFunc(ctx, r.cancel)
 	return r, nil
@@ -156,9 +161,9 @@ func (r *shimProc) finished() {
 	}
 }
 
-func (r *shimProc) output(w io.Writer, from io.Reader) {
+func (r *shimProc) output(w io.Writer, from io.Reader, failed, unread func()) {
 	defer r.finished()
-	copyOut(w, from, func() { r.c.SendRequest("eow@openssh.com", false, nil) })
+	copyOut(w, from, failed, unread)
 }
 
 func (r *shimProc) requests() {

@@ -210,7 +210,7 @@ type halfCloser interface {
 func splice(a, b io.ReadWriteCloser) {
 	toA, toB := make(chan struct{}), make(chan struct{})
 	one := func(dst, src io.ReadWriteCloser, done chan<- struct{}, other <-chan struct{}) {
-		copyOut(dst, src, func() { src.Close() })
+		copyOut(dst, src, func() { src.Close() }, nil)
 		if c, ok := dst.(halfCloser); ok {
 			c.CloseWrite()
 		} else {

@@ -76,16 +76,27 @@ const (
 
 // copyOut copies what a command writes, with a buffer that grows for those who
 // fill it, so that a thousand quiet commands need little. After an error of w
-// it calls failed once and goes on reading: a channel that isn't read from
-// blocks its command's other streams.
-func copyOut(w io.Writer, r io.Reader, failed func()) {
+// it goes on reading, as a channel that isn't read from blocks its command's
+// other streams; failed is called once then, and unread once when more comes
+// all the same. Both may be nil.
+func copyOut(w io.Writer, r io.Reader, failed, unread func()) {
 	buf := make([]byte, minBuffer)
+	broken := false
 	for {
 		n, err := r.Read(buf)
-		if n > 0 && w != nil {
+		switch {
+		case n == 0 || w == nil:
+		case broken:
+			if unread != nil {
+				unread()
+			}
+			w = nil
+		default:
 			if _, werr := w.Write(buf[:n]); werr != nil {
-				w = nil
-				failed()
+				broken = true
+				if failed != nil {
+					failed()
+				}
 			}
 		}
 		if err != nil {
