@@ -1,0 +1,128 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/apptainer"
+	"github.com/hpcexec/hpcexec/internal/place"
+	"github.com/hpcexec/hpcexec/internal/rundir"
+	"github.com/hpcexec/hpcexec/modules"
+	"github.com/hpcexec/hpcexec/overlay"
+	"github.com/hpcexec/hpcexec/snapshots"
+	"github.com/hpcexec/hpcexec/sshmux"
+)
+
+// spawn starts a supervisor that isn't a job: on this node, or on a host.
+func (m *Manager) spawn(ctx context.Context, rec *Record, hop place.Hop) error {
+	if hop.Kind == place.Local {
+		if err := detach(m.Dirs, rec.Name, m.Exe, m.superviseArgv(rec)[1:]); err != nil {
+			return hpcexec.Errorf(hpcexec.ErrUnavailable, "supervisor: %w", err)
+		}
+		return nil
+	}
+	client, err := m.openPlain(ctx, hop.Host)
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	resp, err := client.Run(ctx, hpcexec.Request{
+		Args: m.superviseArgv(rec, "--detach"), Stdout: &out, Stderr: &out, Timeout: time.Minute,
+	})
+	if err != nil {
+		return err
+	}
+	if resp.ExitCode == 127 {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s is not there on %s", m.Exe, hop.Host).
+			WithHint("put hpcexec on a file system that the nodes share")
+	}
+	if resp.ExitCode != 0 {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "supervisor on %s: exit code %d: %s", hop.Host, resp.ExitCode, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
+
+// openPlain opens a host through its sshd alone. A supervisor is started this
+// way: what a shim starts is the shim's to end.
+func (m *Manager) openPlain(ctx context.Context, host string) (*sshmux.Client, error) {
+	dir, err := rundir.Get(m.Dirs.Home)
+	if err != nil {
+		return nil, err
+	}
+	master, err := m.master(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	socket := rundir.SocketPath(dir, "="+host)
+	if err := master.Attach(ctx, sshmux.Endpoint{Socket: socket, Place: "ssh:" + host, Kind: sshmux.SSH}); err != nil {
+		return nil, err
+	}
+	return sshmux.Open(socket)
+}
+
+// findRuntime finds the container runtime of this node.
+func findRuntime(ctx context.Context, run string) (*apptainer.Runtime, error) {
+	return apptainer.Find(ctx, apptainer.FindOptions{
+		RunDir: run,
+		Module: func(ctx context.Context) (string, error) {
+			c := modules.New(&hpcexec.Local{}, modules.Options{})
+			for _, program := range []string{"apptainer", "singularity"} {
+				if bin, _, err := c.Which(ctx, program, program); err == nil {
+					return bin, nil
+				}
+			}
+			_, _, err := c.Which(ctx, "apptainer", "apptainer", "singularity", "singularity-ce")
+			return "", err
+		},
+	})
+}
+
+// layers are the snapshots under the session's overlay, low to high.
+func (s *supervisor) layers() ([]string, error) {
+	if s.rec.Base == "" {
+		return nil, nil
+	}
+	store, err := snapshots.Open(s.dirs.Snapshots(), snapshots.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return store.Layers(s.rec.Base)
+}
+
+// acquire takes the overlay's lease for this supervisor. What a killed one
+// left on this node is ended first.
+func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
+	opts := leaseOptions(s.rec)
+	opts.Job = os.Getenv("SLURM_JOB_ID")
+	lease, err := s.layer.Acquire(ctx, opts)
+	var inUse *overlay.InUseError
+	if errors.As(err, &inUse) && inUse.Orphans {
+		rt, e := findRuntime(ctx, s.run)
+		if e != nil {
+			return nil, errors.Join(err, e)
+		}
+		if _, e := rt.Adopt(ctx, apptainer.InstanceName(s.name)); e != nil {
+			return nil, errors.Join(err, e)
+		}
+		lease, err = s.layer.Acquire(ctx, opts)
+	}
+	return lease, err
+}
+
+// takeLease takes the overlay's lease for work of a client on a session that
+// is stopped.
+func (m *Manager) takeLease(ctx context.Context, rec *Record, o *overlay.Overlay) (*overlay.Lease, error) {
+	return o.Acquire(ctx, leaseOptions(rec))
+}
+
+func leaseOptions(rec *Record) overlay.AcquireOptions {
+	o := overlay.AcquireOptions{Session: rec.Name}
+	if rec.Start != nil {
+		o.Submit = rec.Start.Submit
+	}
+	return o
+}
