@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ type step struct {
 
 	started  chan struct{} // closed when the command begins
 	complete chan struct{} // closed when it has ended and its output is whole
+	over     chan struct{} // closed when run returns
 	pipe     chan struct{} // has something when the command is to get SIGPIPE
 
 	mu      sync.Mutex
@@ -61,7 +63,7 @@ func (a *Allocation) newStep(ctx context.Context, req hpcexec.Request) (*step, e
 	}
 	s := &step{
 		a: a, req: req, word: hpcexec.NewID(), id: req.ID, srun: -1,
-		started: make(chan struct{}), complete: make(chan struct{}), pipe: make(chan struct{}, 1),
+		started: make(chan struct{}), complete: make(chan struct{}), over: make(chan struct{}), pipe: make(chan struct{}, 1),
 	}
 	if s.id == "" {
 		s.id = hpcexec.NewID()
@@ -76,19 +78,28 @@ func (a *Allocation) newStep(ctx context.Context, req hpcexec.Request) (*step, e
 func (s *step) build(ctx context.Context, site Site) error {
 	req := s.req
 	env := append(s.a.legacyGPUs(ctx, site), req.Env...)
-	own := []string{"HPCEXEC_ID=" + s.id, stepVar + "=" + s.word}
 	if req.TTY != nil && req.TTY.Term != "" {
 		env = append([]string{"TERM=" + req.TTY.Term}, env...)
 	}
-	lines, carried, secret, argv, err := restore(env, req.Secrets, own)
+	lines, carried, secret, argv, err := restore(env, req.Secrets)
 	if err != nil {
 		return err
 	}
+	form := ""
 	if len(argv) > 0 || strings.HasPrefix(req.Args[0], "-") {
 		// exec would take a name that begins with - for an option, in bash.
-		argv = append([]string{"env", "--"}, argv...)
+		if strings.Contains(req.Args[0], "=") {
+			return hpcexec.Errorf(hpcexec.ErrInvalid, "a command with = in its name can't have the variables %q in a Slurm step", argv)
+		}
+		form = "e"
 	}
 	argv = append(argv, req.Args...)
+	if slices.Contains(argv, ":") {
+		form = "x" + form
+		for i, arg := range argv {
+			argv[i] = "x" + arg
+		}
+	}
 
 	merge := ""
 	if req.TTY != nil || sameWriter(req.Stdout, req.Stderr) {
@@ -106,13 +117,19 @@ func (s *step) build(ctx context.Context, site Site) error {
 		}
 	}
 	naps := strconv.Itoa(int(max(0, s.a.opt.Grace) / (50 * time.Millisecond)))
-	opts = append(opts, "/bin/sh", "-c", buildStepScript(lines), "hpcexec", s.word, req.Dir, seconds(req.Timeout), naps, merge)
+	stdin := req.Stdin
+	if req.TTY != nil {
+		// What is typed before srun has set its terminal to raw would be
+		// edited and echoed there, and an end of file would never get far.
+		stdin = &laterReader{s: s, r: req.Stdin}
+	}
+	opts = append(opts, "/bin/sh", "-c", buildStepScript(lines), "hpcexec", s.word, req.Dir, seconds(req.Timeout), naps, merge, s.id, form)
 
 	args := []string{"/bin/sh", "-c", launchStepScript, "hpcexec", s.a.c.keepList(), s.word, tty}
 	args = append(args, s.a.srunArgs(site, s.a.opt.Node, opts...)...)
 	s.base = hpcexec.Request{
 		Args: append(args, argv...), Env: carried, Secrets: secret,
-		Stdin: req.Stdin, Stdout: &s.stdout, Stderr: &s.stderr, TTY: req.TTY, ID: s.id,
+		Stdin: stdin, Stdout: &s.stdout, Stderr: &s.stderr, TTY: req.TTY, ID: s.id,
 	}
 	s.stdout = marked{mark: []byte(markBytes + s.word), told: s.told, out: req.Stdout, fail: s.broken}
 	s.stderr = marked{mark: []byte(markBytes + s.word), told: s.told, out: req.Stderr, fail: s.broken}
@@ -124,6 +141,42 @@ func (s *step) build(ctx context.Context, site Site) error {
 		s.stderr.lock = s.stdout.lock
 	}
 	return nil
+}
+
+// A laterReader is a Stdin that begins when the command has begun. At its end
+// the terminal on the way types the end-of-file key once, for it is raw; the
+// one on the node wants it twice in the middle of a line.
+type laterReader struct {
+	s    *step
+	r    io.Reader // nil: nothing more
+	last byte      // of what was read
+	key  bool      // the key was added
+}
+
+func (l *laterReader) Read(p []byte) (int, error) {
+	select {
+	case <-l.s.started:
+	case <-l.s.over:
+	}
+	if l.r == nil {
+		return 0, io.EOF
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := l.r.Read(p)
+	if n > 0 {
+		l.last = p[n-1]
+	}
+	if err == nil {
+		return n, nil
+	}
+	if l.last == 0 || l.last == '\n' || l.key {
+		l.r = nil
+		return n, nil
+	}
+	l.key, l.r = true, strings.NewReader("\x04") // Ctrl-D, with the next Read
+	return n, nil
 }
 
 // sameWriter says whether both outputs go to one writer, which then gets them
@@ -209,6 +262,7 @@ var (
 
 // run sees the step to its end.
 func (s *step) run(ctx context.Context) (hpcexec.Response, error) {
+	defer close(s.over)
 	inner, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	var signals sync.WaitGroup
 	defer signals.Wait()
@@ -302,12 +356,22 @@ func (s *step) kill(ctx context.Context) bool {
 // kills its own at once, without SIGTERM, without those that left the process
 // tree, and without the last line of output.
 func (s *step) cancel(ctx context.Context, stop context.CancelCauseFunc, done chan error) {
-	if !s.hasStarted() {
-		stop(context.Cause(ctx))
-		return
-	}
 	inner, release := context.WithTimeout(context.WithoutCancel(ctx), max(0, s.a.opt.Grace)+20*time.Second)
 	defer release()
+	select {
+	case <-s.started:
+	case err := <-done:
+		done <- err
+		return
+	case <-time.After(2 * time.Second):
+		// It hangs on its way. An srun that is ended just when it launches
+		// leaves the command running, so it is looked for afterwards.
+		stop(context.Cause(ctx))
+		err := <-done
+		done <- err
+		s.a.signal(inner, s.word, s.nodeName(), "END")
+		return
+	}
 	if err := s.a.signal(inner, s.word, s.nodeName(), "END"); err != nil {
 		s.a.c.log.Warn("the command couldn't be ended gently, so its step is killed", "job", s.a.id.String(), "err", err)
 		stop(context.Cause(ctx))
@@ -424,7 +488,7 @@ func (p *stepProcess) Wait() (hpcexec.Response, error) {
 
 // Signal sends a signal to all processes of the command, by a step of its own.
 func (p *stepProcess) Signal(name string) error {
-	if name == "" || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") != "" {
+	if _, ok := hpcexec.SignalNumber(name); !ok {
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "signal %q is not like TERM", name)
 	}
 	select {

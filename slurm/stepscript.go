@@ -107,15 +107,25 @@ const signalScript = `hpcexec_word=$1
 
 // stepScript runs the command on the node. $1: the word, $2: the directory or
 // empty, $3: the time-out for sleep or 0, $4: naps between TERM and KILL,
-// $5: "merge" where both outputs are one; then the argv. RESTORE stands for
-// the lines that set the command's variables.
+// $5: "merge" where both outputs are one, $6: the run's id, $7: letters: "x"
+// where each argument has an x before it (srun takes a ":" for the beginning of
+// another component), "e" where variables come before the command; then the
+// argv.
+// RESTORE stands for the lines that set the command's variables.
+//
+// stepVar is set here and not carried: the shell's own environment must not
+// have it, else the shell would be taken for a part of the command.
+//
+// slurmstepd starts tasks with the stop signals blocked, for which sh has no
+// words; env has since coreutils 8.31.
 //
 // The shell's own stderr is closed against "Killed" and "Terminated" that
 // shells write when a command dies of a signal. TERM and the like are caught,
 // so that the end of a command that gets them with the whole step is still
 // told; a subshell has its own dispositions again.
-const stepScript = `hpcexec_word=$1 hpcexec_dir=$2 hpcexec_time=$3 hpcexec_grace=$4 hpcexec_merge=$5
-shift 5
+const stepScript = `hpcexec_word=$1 hpcexec_dir=$2 hpcexec_time=$3 hpcexec_grace=$4 hpcexec_merge=$5 hpcexec_id=$6 hpcexec_form=$7
+shift 7
+case $hpcexec_form in *x*) for hpcexec_a do shift; set -- "$@" "${hpcexec_a#x}"; done ;; esac
 ` + treeScript + `trap : HUP INT QUIT PIPE TERM USR1 USR2
 exec 5>&1
 if [ -n "$hpcexec_merge" ]; then exec 6>&1; else exec 6>&2; fi
@@ -128,6 +138,13 @@ elif ! cd "$hpcexec_dir"; then
   printf '\036\035%s out\n' "$hpcexec_word" >&5
   exit 0
 fi
+hpcexec_env=$(command -v env)
+if env --default-signal=TSTP,TTIN,TTOU true; then hpcexec_stop=--default-signal=TSTP,TTIN,TTOU; else hpcexec_stop=; fi
+case $hpcexec_form$1 in
+e* | xe*) set -- "$hpcexec_env" $hpcexec_stop -- "$@" ;;
+*=*) ;;
+*) if [ -n "$hpcexec_stop" ]; then set -- "$hpcexec_env" "$hpcexec_stop" -- "$@"; fi ;;
+esac
 hpcexec_setsid=
 if command -v setsid >/dev/null; then hpcexec_setsid=setsid; fi
 {
@@ -150,6 +167,8 @@ if command -v setsid >/dev/null; then hpcexec_setsid=setsid; fi
   fi
   (
 RESTORE
+    HPCEXEC_ID=$hpcexec_id ` + stepVar + `=$hpcexec_word
+    export HPCEXEC_ID ` + stepVar + `
     exec "$@" 2>&6 5>&- 6>&- 7>&-
   )
   hpcexec_code=$? hpcexec_over=
@@ -179,16 +198,15 @@ var awkward = map[string]bool{
 }
 
 // restore gives the lines for the place RESTORE, the entries that carry the
-// variables there, and the beginning of the command's argv. own are entries of
-// ours, which hold.
-func restore(env, secrets, own []string) (lines string, carried, carriedSecret, argv []string, err error) {
+// variables there, and the beginning of the command's argv.
+func restore(env, secrets []string) (lines string, carried, carriedSecret, argv []string, err error) {
 	var b strings.Builder
 	secret := map[string]bool{}
 	for _, e := range secrets {
 		name, _, _ := strings.Cut(e, "=")
 		secret[name] = true
 	}
-	for _, e := range hpcexec.MergeEnv(env, secrets, own) {
+	for _, e := range hpcexec.MergeEnv(env, secrets) {
 		name, value, _ := strings.Cut(e, "=")
 		if awkward[name] {
 			if secret[name] {

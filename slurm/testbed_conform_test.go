@@ -3,7 +3,12 @@
 package slurm
 
 import (
+	"bytes"
 	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,9 +23,25 @@ func TestRealConformance(t *testing.T) {
 	defer stop()
 	a := realAllocation(t, c, long)
 	exectest.Run(t, exectest.Suite{
-		New:     func(*testing.T) hpcexec.Executor { return a },
-		TempDir: "/tmp",
-		Grace:   10 * time.Second,
-		Limit:   2 * time.Minute,
+		New:   func(*testing.T) hpcexec.Executor { return a },
+		Break: func(t *testing.T, _ hpcexec.Executor) { killSrun(t, "--jobid="+a.id.local()) },
+		Grace: 10 * time.Second,
+		Limit: time.Minute,
 	})
+}
+
+// killSrun kills srun and the shell that launched it, as the death of a login
+// node would.
+func killSrun(t *testing.T, arg string) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		line, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(line, []byte("\x00"+arg+"\x00")) {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err := syscall.Kill(pid, syscall.SIGKILL); err == nil {
+			t.Logf("killed %d", pid)
+		}
+	}
 }
