@@ -209,7 +209,7 @@ func (w *Wrapper) rewrite(ctx context.Context, req hpcexec.Request) (*run, error
 	// The time-out is kept here, where the command can be asked to end; the
 	// base's holds when this process is gone.
 	if req.Timeout > 0 {
-		r.req.Timeout = req.Timeout + w.grace() + time.Second
+		r.req.Timeout = req.Timeout + w.grace() + enterLimit
 	}
 	r.connect(nonce)
 	return r, nil
@@ -258,20 +258,28 @@ const (
 // it ends the command: SIGTERM inside, the grace time, then the end of the
 // base's run, which kills what is left.
 func (w *Wrapper) watch(ctx context.Context, r *run, done <-chan struct{}, cancel context.CancelCauseFunc) stopReason {
-	var timeout <-chan time.Time
-	if r.orig.Timeout > 0 {
-		t := time.NewTimer(r.orig.Timeout)
-		defer t.Stop()
-		timeout = t.C
-	}
 	why := notStopped
 	select {
 	case <-done:
 		return notStopped
 	case <-ctx.Done():
 		why = cancelled
-	case <-timeout:
-		why = timedOut
+	case <-r.filter.seen:
+		// The time is the command's, not that of the way to it.
+		var timeout <-chan time.Time
+		if r.orig.Timeout > 0 {
+			t := time.NewTimer(r.orig.Timeout)
+			defer t.Stop()
+			timeout = t.C
+		}
+		select {
+		case <-done:
+			return notStopped
+		case <-ctx.Done():
+			why = cancelled
+		case <-timeout:
+			why = timedOut
+		}
 	}
 	select {
 	case <-done: // who has ended by itself has ended
@@ -291,6 +299,9 @@ func (w *Wrapper) watch(ctx context.Context, r *run, done <-chan struct{}, cance
 	cancel(errStopped)
 	return why
 }
+
+// enterLimit is how long a command that has a time-out may take to begin.
+const enterLimit = 20 * time.Second
 
 // errStopped is the cause that the base's run is cancelled with.
 var errStopped = errors.New("stopped by the wrapper")

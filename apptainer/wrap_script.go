@@ -12,14 +12,22 @@ import (
 )
 
 // enterScript stands before each command: sh -c enterScript hpcexec NONCE
-// CARRIED DIR ENCODED COMMAND…
+// CARRIED DIR ENCODED JOBSCRIPT COMMAND…
 //
 // It takes over variables that couldn't come under their own names, goes to
 // the directory, says so on standard error, and becomes the command. Its own
 // variables aren't exported, and begin with hx_ so that they don't change one
 // that is. Everything in it is built into dash, bash and busybox.
-const enterScript = `hx_m=$1 hx_e=$2 hx_d=$3 hx_a=$4
-shift 4
+//
+// On a terminal the command gets a process group of its own, in the terminal's
+// foreground, by the job control of a second shell: the interrupt key is for
+// the foreground, and the runtime's process, which is in the command's group
+// otherwise, would die of it and take the command along. That shell wakes a
+// command which the suspend key has stopped (nobody else could) and tells how
+// it ended. Its own exit code isn't good for that: dash fails at its end to
+// give the terminal back to a group that is outside of the container.
+const enterScript = `hx_m=$1 hx_e=$2 hx_d=$3 hx_a=$4 hx_j=$5
+shift 5
 for hx_n in $hx_e; do
   eval "hx_v=\$(printf %bx \"\$HPCEXEC_E_$hx_n\")"
   unset "HPCEXEC_E_$hx_n"
@@ -45,11 +53,49 @@ elif ! cd -- "$hx_d" 2>/dev/null; then
   exit 125
 fi
 unset OLDPWD
+if [ -n "$hx_j" ]; then
+  hx_v=$(exec 8>&2 && /bin/sh -c "$hx_j" hpcexec "$hx_m" "$@" 9>&1 >&8 8>&-)
+  if [ -n "$hx_v" ]; then
+    if [ "$hx_v" -gt 128 ]; then
+      ulimit -c 0
+      kill -"$((hx_v - 128))" "$$"
+    fi
+    exit "$hx_v"
+  fi
+fi
 printf "%s run %s\n" "$hx_m" "$$" >&2
 case $1 in
 -*) exec -- "$@" ;;
 esac
 exec "$@"
+`
+
+// jobScript is the second shell: sh -c jobScript hpcexec NONCE COMMAND…, with
+// the terminal on 0 to 2, and 9 for the answer. Where it can't control jobs it
+// gives none.
+const jobScript = `hx_m=$1
+shift
+exec 8>&2 2>/dev/null
+set -m || exit
+(
+  read -r hx_v hx_n </proc/self/stat
+  exec 2>&8 8>&- 9>&-
+  printf "%s run %s\n" "$hx_m" "$hx_v" >&2
+  case $1 in
+  -*) exec -- "$@" ;;
+  esac
+  exec "$@"
+)
+hx_v=$?
+while :; do
+  case $hx_v in
+  14[789] | 150) jobs %% >/dev/null || break ;;
+  *) break ;;
+  esac
+  fg >/dev/null
+  hx_v=$?
+done
+echo "$hx_v" >&9
 `
 
 // signalScript signals a command from inside its container: sh -c signalScript
@@ -182,7 +228,10 @@ func enter(nonce string, req hpcexec.Request) entry {
 		e.secrets = add(e.secrets, s)
 	}
 
-	args, encoded := req.Args, ""
+	args, encoded, job := req.Args, "", ""
+	if req.TTY != nil {
+		job = jobScript
+	}
 	dir := req.Dir
 	for _, a := range append([]string{dir}, req.Args...) {
 		if !utf8.ValidString(a) {
@@ -196,7 +245,7 @@ func enter(nonce string, req hpcexec.Request) entry {
 			args[i] = octal(a)
 		}
 	}
-	e.argv = append([]string{"/bin/sh", "-c", enterScript, "hpcexec", nonce, strings.Join(carried, " "), dir, encoded}, args...)
+	e.argv = append([]string{"/bin/sh", "-c", enterScript, "hpcexec", nonce, strings.Join(carried, " "), dir, encoded, job}, args...)
 	return e
 }
 
