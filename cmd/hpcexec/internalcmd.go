@@ -1,8 +1,9 @@
 package main
 
 import (
-	"fmt"
-	"os"
+	"github.com/hpcexec/hpcexec/internal/session"
+	"github.com/hpcexec/hpcexec/internal/shim"
+	"github.com/hpcexec/hpcexec/sshmux"
 )
 
 // internalCommand is the entry of a program that hpcexec starts itself, or
@@ -10,11 +11,16 @@ import (
 // and their arguments are not an interface for people.
 func internalCommand(name string) func(args []string) int {
 	switch name {
-	case "shim", "master", "supervise", "guard", "bridge":
-		return func([]string) int {
-			fmt.Fprintf(os.Stderr, "hpcexec: %s is not built into this binary\n", name)
-			return exitFailed
-		}
+	case "shim":
+		return shim.Main
+	case "master":
+		return sshmux.MasterMain
+	case "supervise":
+		return session.SuperviseMain
+	case "guard":
+		return session.GuardMain
+	case "bridge":
+		return session.BridgeMain
 	}
 	return nil
 }
