@@ -61,6 +61,30 @@ func subreaper(t *testing.T) {
 	}
 	cancel()
 	<-served
+
+	// A fork that hangs keeps orphans waiting, and nobody else.
+	hang, forking := make(chan struct{}), make(chan struct{})
+	hung := make(chan struct{})
+	go func() {
+		defer close(hung)
+		c.Start(func() (int, error) { close(forking); <-hang; return 0, syscall.EAGAIN })
+	}()
+	<-forking
+	pid, err := c.Start(func() (int, error) {
+		return syscall.ForkExec("/bin/sh", []string{"sh", "-c", "sleep 0 & exit 4"}, nil)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ws, err := c.Reap(pid); err != nil || ws.ExitStatus() != 4 {
+		t.Errorf("beside a fork that hangs: got %v, %v, want exit 4", ws.ExitStatus(), err)
+	}
+	eventually(t, "an orphan left for later", func() bool { _, left := c.ReapOrphans(); return left == 1 })
+	close(hang)
+	<-hung
+	if reaped, left := c.ReapOrphans(); reaped != 1 || left != 0 {
+		t.Errorf("after the fork: got %d reaped, %d left, want 1, 0", reaped, left)
+	}
 }
 
 func TestChildPIDs(t *testing.T) {

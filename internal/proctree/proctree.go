@@ -4,13 +4,18 @@
 //	command ─┬─ child                   same process group, same session
 //	         ├─ timeout 9 … ─ child     own group, same session
 //	         ├─ setsid … ─ child        own session, parent still there
-//	         └─ daemon                  own session, parent gone: has the marker
+//	         ├─ daemon                  own session, parent gone: has the marker
+//	         └─ env -i setsid …         detached: not of the tree
 //
 // A [Tree] is named by the command's process group, which is also its session
 // (the leader of both is the command's first process), and by a marker, the
 // value of the variable [MarkerVar] in the environment that every descendant
-// inherits. What has left the group and the session, has lost its parents and
-// has cleaned its environment isn't found.
+// inherits.
+//
+// A process that has a session of its own and an environment without a marker
+// is detached, and its descendants with it. This is how a command starts what
+// shall outlive it though it never asked its parent: hpcexec itself, run by a
+// command, starts the master of a connection or the supervisor of a session so.
 //
 // A walk of /proc costs a few microseconds for each process of the machine. A
 // [Walker] shares a walk between all who wait for one, so that the end of a

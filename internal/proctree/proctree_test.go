@@ -74,7 +74,8 @@ func TestKill(t *testing.T) {
 		{"own group", `set -m; sleep 600 & echo; wait`, 2},
 		{"own session", `setsid sleep 600 & sleep 600 & echo; wait`, 3},
 		{"lost its parent", `(setsid sleep 600 &) ; echo; exec sleep 600`, 2},
-		{"clean environment", `env -i setsid sleep 600 & echo; wait`, 2},
+		{"clean environment", `env -i sleep 600 & echo; wait`, 2},
+		{"own session, another marker", `HPCEXEC_ID=inner setsid sleep 600 & echo; wait`, 2},
 		{"stopped", `sleep 600 & kill -STOP $!; echo; wait`, 2},
 	}
 	for i, tt := range tests {
@@ -103,6 +104,26 @@ func TestKillOnlyTheTree(t *testing.T) {
 	}
 	if m := Members(Tree{PGID: other.Process.Pid}); len(m) != 1 {
 		t.Errorf("the neighbour: got members %v, want 1", m)
+	}
+}
+
+func TestDetached(t *testing.T) {
+	marker := fmt.Sprintf("proctree-detached-%d", os.Getpid())
+	// The third has a marker again: a command of what was detached.
+	cmd := start(t, marker, `env -i PATH="$PATH" OTHER=`+marker+`-d setsid sh -c "sleep 600 & HPCEXEC_ID=`+marker+`-i setsid sleep 600 & wait" & echo; wait`)
+	detached := &Walker{Var: "OTHER"}
+	eventually(t, "3 detached", func() bool { return len(detached.Members(Tree{Marker: marker + "-d"})) == 3 })
+	if _, err := Kill(testCtx(t), Tree{PGID: cmd.Process.Pid, Marker: marker}); err != nil {
+		t.Fatal(err)
+	}
+	if m := detached.Members(Tree{Marker: marker + "-d"}); len(m) != 3 {
+		t.Errorf("detached: got %v alive, want all 3", m)
+	}
+	if n, err := detached.Kill(testCtx(t), Tree{Marker: marker + "-d"}); n != 0 || err != nil {
+		t.Errorf("Kill of the detached: got %d, %v, want 0, nil", n, err)
+	}
+	if m := Members(Tree{Marker: marker + "-i"}); len(m) != 0 {
+		t.Errorf("a command of the detached: got %v alive, want none", m)
 	}
 }
 

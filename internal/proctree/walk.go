@@ -57,6 +57,7 @@ type process struct {
 	ppid, pgrp, sid int
 	zombie          bool
 	marker          string
+	detached        bool // it left its session and its environment behind, both
 }
 
 // A table has the processes of one walk.
@@ -66,7 +67,7 @@ type table struct {
 }
 
 // members finds a tree: the group, the session, the marked, and whoever
-// descends from one of these.
+// descends from one of these without being detached.
 func (t table) members(tree Tree) []process {
 	if tree == (Tree{}) {
 		return nil
@@ -85,7 +86,9 @@ func (t table) members(tree Tree) []process {
 			found = append(found, p)
 		}
 		for _, c := range t.children[p.pid] {
-			add(c)
+			if !t.procs[c].detached {
+				add(c)
+			}
 		}
 	}
 	for i, p := range t.procs {
@@ -118,6 +121,7 @@ func readTable(marker string) table {
 		if !p.zombie {
 			env = readAll("/proc/"+name+"/environ", env[:0])
 			p.marker = markerIn(env, marker)
+			p.detached = p.pid == p.sid && len(env) > 0 && p.marker == "" && markerIn(env, MarkerVar) == ""
 		}
 		t.children[p.ppid] = append(t.children[p.ppid], len(t.procs))
 		t.procs = append(t.procs, p)
