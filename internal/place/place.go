@@ -5,7 +5,6 @@ package place
 
 import (
 	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -56,11 +55,30 @@ func (p Place) String() string {
 	return strings.Join(s, "/")
 }
 
-// A user or host never starts with '-': it would be an option of ssh.
-var (
-	userRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}$`)
-	hostRE = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?$`)
-)
+// A user or host never starts with '-': it would be an option of ssh. (Not
+// regular expressions: every command would pay for compiling them.)
+
+func isUser(s string) bool {
+	return len(s) <= 64 && s != "" && isWord(s[0]) && each(s, func(c byte) bool { return isWord(c) || strings.IndexByte(".@+-", c) >= 0 })
+}
+
+func isHost(s string) bool {
+	return len(s) <= 253 && s != "" && isWord(s[0]) && isWord(s[len(s)-1]) &&
+		each(s, func(c byte) bool { return isWord(c) || c == '.' || c == '-' })
+}
+
+func isWord(c byte) bool {
+	return c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+}
+
+func each(s string, ok func(byte) bool) bool {
+	for i := range len(s) {
+		if !ok(s[i]) {
+			return false
+		}
+	}
+	return true
+}
 
 // Parse reads the name of a place. Its error is of kind hpcexec.ErrInvalid and
 // says what places there are.
@@ -97,7 +115,7 @@ func Parse(s string) (Place, error) {
 // checkHost says what is wrong with [USER@]HOST[:PORT], or "".
 func checkHost(s string) string {
 	if i := strings.LastIndexByte(s, '@'); i >= 0 {
-		if !userRE.MatchString(s[:i]) {
+		if !isUser(s[:i]) {
 			return "the user is not a name"
 		}
 		s = s[i+1:]
@@ -118,7 +136,7 @@ func checkHost(s string) string {
 		}
 	} else {
 		host, port, hasPort = strings.Cut(s, ":")
-		if !hostRE.MatchString(host) {
+		if !isHost(host) {
 			return "the host is not a name"
 		}
 	}

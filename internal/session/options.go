@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -95,11 +94,26 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-var nameRE = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+// isName: [a-z0-9][a-z0-9._-]{0,62}, written out since it is on the path of
+// every command.
+func isName(s string) bool {
+	if s == "" || len(s) > 63 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		case i > 0 && (c == '.' || c == '_' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return true
+}
 
 // CheckName says whether a session may have a name.
 func CheckName(name string) error {
-	if !nameRE.MatchString(name) {
+	if !isName(name) {
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "session name %q is not allowed", name).
 			WithHint("use 1 to 63 small letters, digits, '.', '_' and '-', starting with a letter or digit")
 	}
