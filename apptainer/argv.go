@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/hpcexec/hpcexec"
 )
@@ -18,12 +19,12 @@ const Prefix = "hpcexec-"
 // this name, and 250 characters is where file systems end.
 const maxName = 128
 
-var namePattern = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+var namePattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._-]+$`) })
 
 // InstanceName is the name of the instance of a session. A session name of
 // characters that a runtime refuses, or too long, is replaced by its hash.
 func InstanceName(session string) string {
-	if name := Prefix + session; session != "" && len(name) <= maxName && namePattern.MatchString(name) {
+	if name := Prefix + session; session != "" && len(name) <= maxName && namePattern().MatchString(name) {
 		return name
 	}
 	sum := sha256.Sum256([]byte(session))
@@ -39,7 +40,7 @@ func checkName(name string) error {
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "instance name %q doesn't begin with %q", name, Prefix)
 	case len(name) > maxName:
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "instance name is %d characters long, more than %d", len(name), maxName)
-	case !namePattern.MatchString(name):
+	case !namePattern().MatchString(name):
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "instance name %q has other characters than letters, digits, '.', '_' and '-'", name)
 	}
 	return nil

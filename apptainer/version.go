@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // A Flavor says which program a runtime is. It is decided by what the program
@@ -42,7 +43,7 @@ func (v Version) MarshalText() ([]byte, error) { return []byte(v.String()), nil 
 
 // UnmarshalText reads what MarshalText wrote.
 func (v *Version) UnmarshalText(b []byte) error {
-	m := versionNumber.FindStringSubmatch(string(b))
+	m := versionNumber().FindStringSubmatch(string(b))
 	if m == nil {
 		return fmt.Errorf("version %q is not of the form 1.2.3", b)
 	}
@@ -52,14 +53,16 @@ func (v *Version) UnmarshalText(b []byte) error {
 
 var (
 	// "apptainer version 1.4.5-1.el9", "singularity-ce version 4.5.0+12-gabc".
-	versionLine   = regexp.MustCompile(`(?m)^([a-z][a-z-]*) version v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
-	versionNumber = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
+	versionLine = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?m)^([a-z][a-z-]*) version v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
+	})
+	versionNumber = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`) })
 )
 
 // ParseVersion parses what `apptainer --version` prints. Suffixes of
 // distributions are ignored, as are lines of noise before.
 func ParseVersion(text string) (Flavor, Version, error) {
-	m := versionLine.FindStringSubmatch(text)
+	m := versionLine().FindStringSubmatch(text)
 	if m == nil {
 		return "", Version{}, fmt.Errorf("no version in %q", clip(text, 80))
 	}

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -118,11 +119,13 @@ func (s *Store) version(ctx context.Context, path string) string {
 	return parseVersion(out)
 }
 
-var versionRE = regexp.MustCompile(`(?m)^((?:mk|un)squashfs) version ([0-9][0-9A-Za-z.\-]*)`)
+var versionRE = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^((?:mk|un)squashfs) version ([0-9][0-9A-Za-z.\-]*)`)
+})
 
 // parseVersion reads the first line of mksquashfs -version.
 func parseVersion(out string) string {
-	m := versionRE.FindStringSubmatch(out)
+	m := versionRE().FindStringSubmatch(out)
 	if m == nil {
 		return "mksquashfs"
 	}
@@ -135,17 +138,19 @@ type stats struct {
 }
 
 var (
-	inodesRE   = regexp.MustCompile(`(?m)^Number of inodes (\d+)`)
-	unpackedRE = regexp.MustCompile(`(?m)% of uncompressed filesystem size \((\d+)\.(\d+) Kbytes\)`)
+	inodesRE   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^Number of inodes (\d+)`) })
+	unpackedRE = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?m)% of uncompressed filesystem size \((\d+)\.(\d+) Kbytes\)`)
+	})
 )
 
 // parseStats reads them; what isn't there is 0. They are for people.
 func parseStats(out string) stats {
 	var st stats
-	if m := inodesRE.FindStringSubmatch(out); m != nil {
+	if m := inodesRE().FindStringSubmatch(out); m != nil {
 		st.inodes, _ = strconv.ParseInt(m[1], 10, 64)
 	}
-	if m := unpackedRE.FindStringSubmatch(out); m != nil {
+	if m := unpackedRE().FindStringSubmatch(out); m != nil {
 		kb, err1 := strconv.ParseFloat(m[1]+"."+m[2], 64)
 		if err1 == nil && kb < 1e15 {
 			st.unpacked = int64(kb * 1024)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,12 +127,14 @@ func setBits(ctx context.Context, tool, file, dir string) error {
 	return nil
 }
 
-var lineRE = regexp.MustCompile(`(?m)^[-d]..([-xsS])..([-xsS])... \d+/\d+ +\d+ \d{4}-\d\d-\d\d \d\d:\d\d squashfs-root/(.+)$`)
+var lineRE = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^[-d]..([-xsS])..([-xsS])... \d+/\d+ +\d+ \d{4}-\d\d-\d\d \d\d:\d\d squashfs-root/(.+)$`)
+})
 
 // parseBits finds the setuid and setgid bits in a long list of unsquashfs.
 func parseBits(out string) map[string]fs.FileMode {
 	list := map[string]fs.FileMode{}
-	for _, m := range lineRE.FindAllStringSubmatch(out, -1) {
+	for _, m := range lineRE().FindAllStringSubmatch(out, -1) {
 		var bits fs.FileMode
 		if m[1] != "x" && m[1] != "-" {
 			bits |= fs.ModeSetuid
@@ -146,17 +149,19 @@ func parseBits(out string) map[string]fs.FileMode {
 	return list
 }
 
-var deviceRE = regexp.MustCompile(`(?s)create_inode: could not create character device (.*?), because you're not superuser!\n`)
+var deviceRE = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?s)create_inode: could not create character device (.*?), because you're not superuser!\n`)
+})
 
 // parseDevices takes the paths of character devices that weren't made, relative
 // to dir, out of the output of unsquashfs.
 func parseDevices(out, dir string) (paths []string, rest string) {
-	for _, m := range deviceRE.FindAllStringSubmatch(out, -1) {
+	for _, m := range deviceRE().FindAllStringSubmatch(out, -1) {
 		if p, ok := strings.CutPrefix(m[1], dir+"/"); ok {
 			paths = append(paths, p)
 		}
 	}
-	return paths, deviceRE.ReplaceAllString(out, "")
+	return paths, deviceRE().ReplaceAllString(out, "")
 }
 
 // hasErrors says whether there is more in the output than what unsquashfs says
