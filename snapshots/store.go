@@ -254,7 +254,7 @@ func (s *Store) read(id string) (Snapshot, error) {
 		return Snapshot{}, notFound(id)
 	}
 	if errors.Is(err, atomicfile.ErrCorrupt) {
-		return Snapshot{}, hpcexec.Errorf(hpcexec.ErrInvalid, "snapshot %s: %w: %w", id, ErrDamaged, err)
+		return Snapshot{}, hpcexec.Errorf(hpcexec.ErrInvalid, "snapshot %s: %w: %v", id, ErrDamaged, err)
 	}
 	if err != nil {
 		return Snapshot{}, storeError(s.root, err)
