@@ -66,6 +66,9 @@ func (c *Client) send(ctx context.Context, req *hpcexec.Request, flags uint32) (
 	}
 	conn, err := c.connect(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return nil, err
 	}
 	p := &clientProcess{c: c, ctx: ctx, conn: newMuxConn(conn), id: id, tty: req.TTY != nil}

@@ -18,7 +18,7 @@ type heart struct {
 	running int // commands
 	stopped bool
 	timer   *time.Timer
-	armed   bool      // the timer will fire
+	next    time.Time // when the timer fires; zero: it doesn't
 	asked   time.Time // when the peer was last asked for an answer
 }
 
@@ -58,22 +58,24 @@ func (b *heart) stop() {
 	}
 }
 
+// armLocked has the timer fire in d, or earlier if it would anyway.
 func (b *heart) armLocked(d time.Duration) {
-	switch {
-	case b.stopped || b.armed:
+	next := time.Now().Add(d)
+	if b.stopped || !b.next.IsZero() && !b.next.After(next) {
 		return
-	case b.timer == nil:
+	}
+	b.next = next
+	if b.timer == nil {
 		b.timer = time.AfterFunc(d, b.tick)
-	default:
+	} else {
 		b.timer.Reset(d)
 	}
-	b.armed = true
 }
 
 func (b *heart) tick() {
 	h := b.host
 	b.mu.Lock()
-	b.armed = false
+	b.next = time.Time{}
 	running := b.running > 0
 	every := h.opts.KeepAlive
 	if running && (every == 0 || every > pingEvery) {

@@ -101,6 +101,9 @@ func NewHost(conn ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Reques
 	default:
 		h.peer = &shimPeer{host: h}
 	}
+	if opts.KeepAlive > 0 {
+		h.beat.idle()
+	}
 	go h.serve(chans, reqs)
 	return h
 }
@@ -361,4 +364,12 @@ func (h *Host) request(ctx context.Context, name string, payload []byte) (bool, 
 	case <-ctx.Done():
 		return false, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s has not answered yet: %w", h.opts.Place, context.Cause(ctx))
 	}
+}
+
+// StopShim has a shim end its commands, TERM first, and then itself. It
+// returns when the commands have ended, or with an error of kind
+// hpcexec.ErrUnavailable when the shim doesn't say so before ctx ends.
+func (h *Host) StopShim(ctx context.Context) error {
+	_, _, err := h.request(ctx, wire.RequestStop, nil)
+	return err
 }
