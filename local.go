@@ -3,7 +3,10 @@ package hpcexec
 import (
 	"context"
 	"os"
+	"os/signal"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hpcexec/hpcexec/internal/proctree"
@@ -51,6 +54,7 @@ type Local struct {
 
 	children proctree.Children
 	walker   proctree.Walker
+	signals  sync.Once
 }
 
 var (
@@ -110,6 +114,21 @@ func (l *Local) Start(ctx context.Context, req Request) (Process, error) {
 // commands of l and leaves them alone; other children of this process are
 // taken for orphans, so l must be the only one here that starts any.
 func (l *Local) ReapOrphans(ctx context.Context) { l.children.ServeOrphans(ctx) }
+
+// catchIgnored sees to it that commands begin with no signal ignored: what a
+// process catches is the default again in its children, what it ignores isn't.
+// Go's runtime catches all but these two, which nohup and the & of scripts
+// ignore. For this process nothing changes, they still have no effect; a
+// command, in a session of its own, never gets those that were meant.
+func (l *Local) catchIgnored() {
+	l.signals.Do(func() {
+		for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+			if signal.Ignored(sig) {
+				signal.Notify(make(chan os.Signal, 1), sig)
+			}
+		}
+	})
+}
 
 func (l *Local) place() string {
 	if l.PlaceName == "" {

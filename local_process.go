@@ -69,6 +69,7 @@ func (l *Local) start(ctx context.Context, req *Request) (*process, error) {
 		p.streams.abandon()
 		return nil, err
 	}
+	l.catchIgnored()
 	p.started = time.Now()
 	if err := p.fork(path, req.Args, env, dir); err != nil {
 		p.streams.abandon()
