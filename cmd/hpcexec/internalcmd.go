@@ -19,6 +19,8 @@ func internalCommand(name string) func(args []string) int {
 		return session.SuperviseMain
 	case "guard":
 		return session.GuardMain
+	case "reap":
+		return session.ReapMain
 	case "bridge":
 		return session.BridgeMain
 	}

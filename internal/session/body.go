@@ -111,7 +111,7 @@ func (s *supervisor) startInstance(ctx context.Context, shim *apptainer.Payload)
 		mounts = append(mounts, apptainer.Mount{Src: b.Src, Dst: b.Dst, RO: b.RO})
 	}
 	name := apptainer.InstanceName(s.name)
-	if _, err := rt.Adopt(ctx, name); err != nil {
+	if err := stopNamed(ctx, rt, name, s.log); err != nil {
 		return nil, err
 	}
 	inst, err := rt.Start(ctx, apptainer.StartOptions{
@@ -147,6 +147,9 @@ func (s *supervisor) entrust(b *body) error {
 		if c.Shim, err = hostid.Find(b.shim.Process.Pid); err != nil {
 			return err
 		}
+		s.mu.Lock()
+		s.state.Shim = c.Shim
+		s.mu.Unlock()
 	}
 	return s.guard.tell(c)
 }
@@ -188,6 +191,13 @@ func (b *body) quiet(ctx context.Context) time.Duration {
 func (b *body) stop(ctx context.Context) {
 	b.once.Do(func() {
 		if b.host != nil {
+			// Asked on its own line the shim is known to have ended its
+			// commands; the container's init would take its time to tell it.
+			graceCtx, done := context.WithTimeout(ctx, commandGrace)
+			if err := b.host.StopShim(graceCtx); err != nil {
+				b.log.Info("the shim did not confirm its end", "err", err)
+			}
+			done()
 			b.host.Close()
 		}
 		if b.shim != nil {
@@ -205,7 +215,7 @@ func (b *body) stop(ctx context.Context) {
 			}
 		}
 		if b.inst != nil {
-			if end, err := b.inst.Stop(ctx, commandGrace); err != nil {
+			if end, err := b.inst.Stop(ctx, initGrace); err != nil {
 				b.log.Error("instance not stopped", "err", err)
 			} else {
 				b.log.Info("instance stopped", "by", end.Path, "took", end.Took, "leftover", end.Helpers)
@@ -218,6 +228,10 @@ func (b *body) stop(ctx context.Context) {
 // commandGrace is how long commands may take to end at SIGTERM when their
 // session ends; the shim waits for less.
 const commandGrace = 3 * time.Second
+
+// initGrace is how long a container's init gets once the commands in it have
+// ended.
+const initGrace = 20 * time.Millisecond
 
 // killMarked ends what is left of a start on this node: the processes that
 // have its token in their environment.

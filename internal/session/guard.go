@@ -34,24 +34,30 @@ type charge struct {
 // end ends what the charge names, and every process of the start.
 func (c charge) end(ctx context.Context, token string, log *slog.Logger) {
 	if c.Runtime != nil && c.Instance != nil {
-		if _, err := c.Runtime.Attach(*c.Instance).Stop(ctx, commandGrace); err != nil {
+		if _, err := c.Runtime.Attach(*c.Instance).Stop(ctx, initGrace); err != nil {
 			log.Error("instance not stopped", "err", err)
 		}
 	}
-	// The shim hides its environment, where the token is.
-	if c.Shim.PID > 0 && c.Shim.Alive() {
-		syscall.Kill(c.Shim.PID, syscall.SIGTERM)
-		for range 30 {
-			if !c.Shim.Alive() {
-				break
-			}
-			time.Sleep(commandGrace / 30)
-		}
-		if c.Shim.Alive() {
-			syscall.Kill(c.Shim.PID, syscall.SIGKILL)
-		}
-	}
+	endShim(c.Shim)
 	killMarked(ctx, token, log)
+}
+
+// endShim ends a bare shim that has lost its supervisor. Its environment, where
+// the token is, can't be read by others.
+func endShim(shim hostid.Proc) {
+	if shim.PID <= 0 || !shim.Alive() {
+		return
+	}
+	syscall.Kill(shim.PID, syscall.SIGTERM)
+	for range 100 {
+		if !shim.Alive() {
+			return
+		}
+		time.Sleep(commandGrace / 100)
+	}
+	if shim.Alive() {
+		syscall.Kill(shim.PID, syscall.SIGKILL)
+	}
 }
 
 // guard is the supervisor's end.

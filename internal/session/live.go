@@ -62,6 +62,9 @@ func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
 		}
 		return nil, nil // starting, or being made anew: wait for it
 	case dead:
+		if err := m.reap(ctx, rec, state); err != nil {
+			return nil, err
+		}
 		return nil, m.forget(ctx, rec)
 	}
 	if gone, e := m.jobGone(ctx, rec); e == nil && gone {
@@ -153,7 +156,8 @@ func (m *Manager) ended(ctx context.Context, rec *Record, state *State) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stopWait, hpcexec.Errorf(hpcexec.ErrUnavailable, "session %s did not end within %v", rec.Name, stopWait).
 		WithHint("see %s", m.Dirs.logPath(rec.Name)))
 	defer cancel()
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+	asked := time.Now()
+	for wait := 5 * time.Millisecond; ; wait = min(wait+wait/8, 200*time.Millisecond) {
 		now, err := m.Dirs.loadState(rec.Name)
 		if err != nil {
 			return err
@@ -164,7 +168,8 @@ func (m *Manager) ended(ctx context.Context, rec *Record, state *State) error {
 		if self, err := selfID(); err == nil && self.Same(state.Node) && !state.Proc.Alive() {
 			return nil
 		}
-		if wait == 250*time.Millisecond {
+		if time.Since(asked) > time.Second {
+			asked = time.Now()
 			if _, h, _ := m.inquire(ctx, rec, state); h == dead {
 				return nil
 			}

@@ -85,6 +85,8 @@ type State struct {
 	Runtime       string `json:"runtime,omitempty"`        // path of apptainer or singularity
 	Instance      string `json:"instance,omitempty"`
 
+	Shim hostid.Proc `json:"shim,omitzero"` // of a bare session
+
 	Reason string     `json:"reason,omitempty"` // why it stopped, in words
 	Error  *ErrorText `json:"error,omitempty"`
 }

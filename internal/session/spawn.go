@@ -105,7 +105,7 @@ func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
 		if e != nil {
 			return nil, errors.Join(err, e)
 		}
-		if _, e := rt.Adopt(ctx, apptainer.InstanceName(s.name)); e != nil {
+		if e := stopNamed(ctx, rt, apptainer.InstanceName(s.name), s.log); e != nil {
 			return nil, errors.Join(err, e)
 		}
 		lease, err = s.layer.Acquire(ctx, opts)

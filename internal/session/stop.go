@@ -58,6 +58,9 @@ func (m *Manager) end(ctx context.Context, rec *Record) error {
 				return err
 			}
 		case reached(err) == dead:
+			if err := m.reap(ctx, rec, state); err != nil {
+				return err
+			}
 		case m.isSlurm(rec): // the job's end tells its supervisor as well
 			if err := m.cancelJob(ctx, rec); err != nil {
 				return err

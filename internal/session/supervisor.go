@@ -287,32 +287,20 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 	for {
 		select {
 		case <-ctx.Done():
-			if err := s.lost(); err != nil {
-				return "the lease was lost", err
-			}
-			return "it was told to end (job cancelled, time limit, or a signal)", nil
+			return s.told()
 		case reason := <-s.stopAsked:
 			return reason, nil
 		case work := <-s.snapshots:
 			work()
 		case <-(*b).host.Done():
-			now := time.Now()
-			restarts = append(restarts, now)
-			for len(restarts) > 0 && now.Sub(restarts[0]) > restartSpan {
-				restarts = restarts[1:]
-			}
 			s.log.Warn("the shim ended")
 			s.publish(Restarting, nil, "the shim or its instance died")
-			stopCtx, done := context.WithTimeout(ctx, stopGrace)
-			(*b).stop(stopCtx)
-			done()
-			*b = nil
-			if len(restarts) > maxRestarts {
-				return "", hpcexec.Errorf(hpcexec.ErrUnavailable, "the shim of session %s died %d times in %v", s.name, len(restarts), restartSpan).
-					WithHint("see %s", s.dirs.logPath(s.name))
-			}
-			fresh, err := s.startBody(ctx)
-			if err != nil {
+			fresh, err := s.restart(ctx, *b, &restarts)
+			if err != nil || fresh == nil {
+				*b = nil
+				if ctx.Err() != nil {
+					return s.told()
+				}
 				return "", err
 			}
 			*b = fresh
@@ -328,6 +316,42 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 				return fmt.Sprintf("no command for %v", idle), nil
 			}
 		}
+	}
+}
+
+// told is the reason of an end that came from outside.
+func (s *supervisor) told() (reason string, err error) {
+	if err := s.lost(); err != nil {
+		return "the lease was lost", err
+	}
+	return "it was told to end (job cancelled, time limit, or a signal)", nil
+}
+
+// restart makes the body anew, again and again where it dies at once, but not
+// for ever. It is nil where ctx ended.
+func (s *supervisor) restart(ctx context.Context, old *body, restarts *[]time.Time) (*body, error) {
+	stopCtx, done := context.WithTimeout(ctx, stopGrace)
+	old.stop(stopCtx)
+	done()
+	for {
+		now := time.Now()
+		*restarts = append(*restarts, now)
+		for now.Sub((*restarts)[0]) > restartSpan {
+			*restarts = (*restarts)[1:]
+		}
+		b, err := s.startBody(ctx)
+		switch {
+		case err == nil:
+			return b, nil
+		case ctx.Err() != nil:
+			return nil, nil
+		case !errors.Is(err, hpcexec.ErrUnavailable): // another try ends the same way
+			return nil, err
+		case len(*restarts) > maxRestarts:
+			return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "session %s died %d times in %v: %w", s.name, len(*restarts), restartSpan, err).
+				WithHint("see %s", s.dirs.logPath(s.name))
+		}
+		s.log.Warn("not restarted", "err", err)
 	}
 }
 

@@ -1,0 +1,103 @@
+package session
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/apptainer"
+	"github.com/hpcexec/hpcexec/internal/rundir"
+)
+
+// reap ends what a killed supervisor left on its node where its guard was
+// killed with it: the instance, and the processes that have the start's token.
+// Whoever calls it knows that the supervisor is dead.
+func (m *Manager) reap(ctx context.Context, rec *Record, state *State) error {
+	if self, err := selfID(); err == nil && self.Same(state.Node) {
+		return reap(ctx, m.Dirs, rec.Name, state.Token, slog.New(slog.DiscardHandler))
+	}
+	client, err := m.openPlain(ctx, dest(rec, state))
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	resp, err := client.Run(ctx, hpcexec.Request{
+		Args: []string{
+			rec.Start.Exe, "reap", "--home", m.Dirs.Home, "--scratch", m.Dirs.Scratch, "--session", rec.Name, "--token", state.Token,
+		},
+		Stdout: &out, Stderr: &out, Timeout: time.Minute,
+	})
+	if err == nil && resp.ExitCode != 0 {
+		err = hpcexec.Errorf(hpcexec.ErrUnavailable, "what session %s left on %s could not be ended: %s", rec.Name, state.Addr, strings.TrimSpace(out.String()))
+	}
+	return err
+}
+
+// reap is Manager.reap on the node itself. It does nothing while the
+// supervisor of the start lives, and gives its guard time to do the same.
+func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) error {
+	state, err := dirs.loadState(name)
+	if err != nil || state == nil || state.Token != token || state.Proc.Alive() {
+		return err
+	}
+	run, err := rundir.Get(dirs.Home)
+	if err != nil {
+		return err
+	}
+	if state.Instance != "" {
+		rt, err := findRuntime(ctx, run)
+		if err != nil {
+			return err
+		}
+		if err := stopNamed(ctx, rt, state.Instance, log); err != nil {
+			return err
+		}
+	}
+	endShim(state.Shim)
+	killMarked(ctx, token, log)
+	return nil
+}
+
+// stopNamed stops the instance of a name, if it runs on this node.
+func stopNamed(ctx context.Context, rt *apptainer.Runtime, name string, log *slog.Logger) error {
+	found, err := rt.Adopt(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range found {
+		if f.Name != name {
+			continue
+		}
+		end, err := f.Stop(ctx, initGrace)
+		if err != nil {
+			return err
+		}
+		log.Info("left-over instance stopped", "by", end.Path, "took", end.Took, "leftover", end.Helpers)
+	}
+	return nil
+}
+
+// ReapMain is `hpcexec reap`; args are those after the word.
+func ReapMain(args []string) int {
+	fs := flag.NewFlagSet("reap", flag.ContinueOnError)
+	var dirs Dirs
+	fs.StringVar(&dirs.Home, "home", "", "state directory")
+	fs.StringVar(&dirs.Scratch, "scratch", "", "scratch directory")
+	name := fs.String("session", "", "name of the session")
+	token := fs.String("token", "", "the start that has died")
+	if err := fs.Parse(args); err != nil || CheckName(*name) != nil {
+		return 125
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := reap(ctx, dirs, *name, *token, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+		fmt.Fprintln(os.Stderr, "hpcexec reap:", err)
+		return 125
+	}
+	return 0
+}
