@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // docs/contract.md has a line for each clause:
 //
-//	12. The rule. `Case`
+//  12. The rule. `Case`
 var clauseLine = regexp.MustCompile("^([0-9]+)\\. (.*) `([A-Za-z]+)`$")
 
 func TestDocument(t *testing.T) {
