@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -203,6 +204,35 @@ func parseJobDevices(out, node string) string {
 		return strings.Join(devices, ",")
 	}
 	return ""
+}
+
+// Carrier is the request for the base that runs a command in the job with its
+// stdin and stdout joined to those of the request, byte for byte and at once:
+// for a connection that is carried over srun. The caller sets Stdin, Stdout and
+// Stderr, which has srun's own messages. Nothing of what [Allocation.Run]
+// promises holds, and the exit code is srun's.
+//
+// It runs unbuffered: without that slurmstepd holds back what has no newline
+// yet, and the connection stalls. The command's stdout is a terminal then, one
+// that changes no byte.
+func (a *Allocation) Carrier(ctx context.Context, argv ...string) (hpcexec.Request, error) {
+	req := hpcexec.Request{Args: argv}
+	if err := req.Check(); err != nil {
+		return hpcexec.Request{}, err
+	}
+	if slices.Contains(argv, ":") {
+		return hpcexec.Request{}, hpcexec.Errorf(hpcexec.ErrInvalid, "srun takes the argument %q for its own", ":")
+	}
+	site, err := a.c.Site(ctx)
+	if err != nil {
+		return hpcexec.Request{}, err
+	}
+	if site.Programs["srun"] == "" {
+		return hpcexec.Request{}, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: no srun in PATH, nor in %s", site.Host, strings.Join(a.c.opt.Dirs, ", "))
+	}
+	args := []string{"/bin/sh", "-c", launchScript, "hpcexec", a.c.keepList(), ""}
+	args = append(args, a.srunArgs(site, a.opt.Node, "--unbuffered")...)
+	return hpcexec.Request{Args: append(args, argv...)}, nil
 }
 
 // signal sends a signal to the processes of a step, or ends them (END).

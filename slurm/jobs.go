@@ -168,17 +168,25 @@ func none(s string) string {
 // and scontrol. Where the controller can't be asked the State is Unknown and
 // the error says why; where nobody knows the job it is Gone.
 func (c *Client) Job(ctx context.Context, id JobID) (Status, error) {
+	s, _, err := c.job(ctx, id)
+	return s, err
+}
+
+// job is Job with the list that it looked at.
+func (c *Client) job(ctx context.Context, id JobID) (Status, []Status, error) {
 	jobs, err := c.Jobs(ctx)
 	if err != nil {
-		return unknown(id, err), err
+		return unknown(id, err), nil, err
 	}
-	if s, ok := pick(jobs, id); ok {
-		if s.State.Ended() {
-			c.fillEnd(ctx, &s)
-		}
-		return s, nil
+	s, ok := pick(jobs, id)
+	if !ok {
+		s, err = c.elsewhere(ctx, id)
+		return s, jobs, err
 	}
-	return c.elsewhere(ctx, id)
+	if s.State.Ended() {
+		c.fillEnd(ctx, &s)
+	}
+	return s, jobs, nil
 }
 
 func unknown(id JobID, err error) Status {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/shell"
 )
 
 // The tag of our jobs: the comment is tagPrefix and the token. Only jobs with
@@ -219,12 +220,5 @@ func (s JobSpec) script() string {
 	if s.Script != "" {
 		return s.Script
 	}
-	words := make([]string, len(s.Argv))
-	for i, a := range s.Argv {
-		words[i] = quote(a)
-	}
-	return "#!/bin/sh\nexec " + strings.Join(words, " ") + "\n"
+	return "#!/bin/sh\nexec " + shell.Join(s.Argv) + "\n"
 }
-
-// quote makes one word of sh of any string without NUL.
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

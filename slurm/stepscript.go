@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/shell"
 )
 
 // The scripts of a command that runs as a step of an allocation.
@@ -182,7 +183,7 @@ RESTORE
   echo done >&7
 } | (
   exec 8<&0 </dev/null >/dev/null 5>&- 6>&-
-  $hpcexec_setsid /bin/sh -c '` + "WATCH" + `' hpcexec "$hpcexec_word" <&8 8<&- &
+  $hpcexec_setsid /bin/sh -c WATCH hpcexec "$hpcexec_word" <&8 8<&- &
 )
 `
 
@@ -227,6 +228,6 @@ func restore(env, secrets []string) (lines string, carried, carriedSecret, argv 
 
 // buildStepScript puts the script together.
 func buildStepScript(restoreLines string) string {
-	s := strings.Replace(stepScript, "WATCH", strings.ReplaceAll(watchScript, "'", `'\''`), 1)
+	s := strings.Replace(stepScript, "WATCH", shell.Quote(watchScript), 1)
 	return strings.Replace(s, "RESTORE\n", restoreLines, 1)
 }

@@ -50,13 +50,13 @@ func (c *Client) Submit(ctx context.Context, spec JobSpec) (JobID, error) {
 			return s.ID, nil
 		}
 	}
-	doubt := false // one of the calls may have made a job
+	doubt := false // the last call may have made a job
+	late := false  // an earlier one may still do so
 	pause := time.Second
 	for {
 		id, err := c.sbatch(ctx, spec)
 		if err == nil {
-			if doubt {
-				// An earlier call may have been late, not lost.
+			if late {
 				if s, err := c.lookUp(context.WithoutCancel(ctx), spec, false); err == nil && !s.ID.IsZero() {
 					id = s.ID
 				}
@@ -76,7 +76,7 @@ func (c *Client) Submit(ctx context.Context, spec JobSpec) (JobID, error) {
 			if !s.ID.IsZero() {
 				return s.ID, c.abandon(ctx, s.ID, spec)
 			}
-			doubt = false
+			doubt, late = false, true
 		}
 		if !canRetry(err) {
 			return JobID{}, c.explainRefusal(ctx, spec, err)
@@ -195,16 +195,21 @@ func (c *Client) dedupe(ctx context.Context, jobs []Status, token string) (Statu
 		}
 		return 0
 	})
-	for _, s := range same[1:] {
-		if s.State.Ended() || s.ID.Whole() == same[0].ID.Whole() {
+	c.dropTwins(ctx, jobs, same[0])
+	return same[0], true
+}
+
+// dropTwins cancels other jobs with the token of one that is kept.
+func (c *Client) dropTwins(ctx context.Context, jobs []Status, keep Status) {
+	for _, s := range jobs {
+		if s.Token == "" || s.Token != keep.Token || s.State.Ended() || s.State == Completing || s.ID.Job == keep.ID.Job {
 			continue
 		}
-		c.log.Warn("two jobs of one token: the later one is cancelled", "job", s.ID.String(), "kept", same[0].ID.String())
+		c.log.Warn("two jobs of one token: one is cancelled", "job", s.ID.String(), "kept", keep.ID.String())
 		if err := c.scancel(ctx, s.ID.Whole()); err != nil {
 			c.log.Warn("it couldn't be cancelled", "job", s.ID.String(), "err", err)
 		}
 	}
-	return same[0], true
 }
 
 // settling are the pauses between looks for a job whose sbatch gave no answer.

@@ -27,10 +27,11 @@ import (
 func (c *Client) Wait(ctx context.Context, id JobID, onChange func(Status)) (Status, error) {
 	w := waiter{c: c, id: id, onChange: onChange, begun: time.Now()}
 	for {
-		s, err := c.Job(ctx, id)
+		s, jobs, err := c.job(ctx, id)
 		if ctx.Err() != nil {
 			return w.last, context.Cause(ctx)
 		}
+		c.dropTwins(ctx, jobs, s) // a request of Submit that came very late
 		if done, err := w.look(ctx, s, err); done {
 			return s, err
 		}
