@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -86,7 +85,7 @@ func (s *streams) openOutput(n int, w io.Writer) error {
 		return err
 	}
 	s.give(n, theirs)
-	s.outputs = append(s.outputs, &output{f: parentEnd(ours, "output"), w: w, done: make(chan struct{})})
+	s.outputs = append(s.outputs, newOutput(parentEnd(ours, "output"), w))
 	return nil
 }
 
@@ -204,8 +203,21 @@ type output struct {
 	f     *os.File
 	w     io.Writer
 	tty   bool
-	ended atomic.Bool // the command has; what it wrote is in the pipe by now
-	done  chan struct{}
+	ended chan struct{} // closed when the command has ended: what it wrote is in the pipe by now
+	done  chan struct{} // closed when all is written
+}
+
+func newOutput(f *os.File, w io.Writer) *output {
+	return &output{f: f, w: w, ended: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (o *output) over() bool {
+	select {
+	case <-o.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // Sizes of the buffer, which grows for those who fill it. A pipe holds 64 KiB.
@@ -217,7 +229,7 @@ func (o *output) copy() {
 		defer o.f.Close()
 	}
 	buf := make([]byte, minBuffer)
-	for !o.ended.Load() {
+	for !o.over() {
 		n, err := o.f.Read(buf)
 		if n > 0 && !o.write(buf[:n]) {
 			o.f.Close() // SIGPIPE for the command, or a hangup
@@ -228,7 +240,10 @@ func (o *output) copy() {
 		case o.tty && errors.Is(err, syscall.EIO):
 			// Nobody has the terminal open, but a command that closed its
 			// streams may open it again.
-			time.Sleep(10 * time.Millisecond)
+			select {
+			case <-o.ended:
+			case <-time.After(10 * time.Millisecond):
+			}
 		default:
 			return
 		}
@@ -241,7 +256,7 @@ func (o *output) copy() {
 
 // finish lets copy return though others hold the other end open.
 func (o *output) finish() {
-	o.ended.Store(true)
+	close(o.ended)
 	o.f.SetReadDeadline(longAgo)
 }
 

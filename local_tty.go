@@ -36,7 +36,9 @@ func (s *streams) openTTY(req *Request) error {
 	if w == nil {
 		w = io.Discard // somebody must read, or the command would block
 	}
-	s.outputs = append(s.outputs, &output{f: master, w: w, tty: true, done: make(chan struct{})})
+	o := newOutput(master, w)
+	o.tty = true
+	s.outputs = append(s.outputs, o)
 	return nil
 }
 

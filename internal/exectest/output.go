@@ -245,6 +245,10 @@ func backgroundHolds(t *T) {
 	// One that never lets the pipe run dry.
 	rn := t.launch(t.sh(`(while :; do echo more; done) & sleep 1`), "more\n")
 	t.wantCode(rn.wait(), 0)
+	// One that fills the pipe faster than it is read.
+	req := t.sh(`cat /dev/zero & sleep 0.3 2>/dev/null || sleep 1; exit 4`)
+	req.Stdout = &slowWriter{pause: time.Millisecond}
+	t.wantCode(t.run(t.ctx, req), 4)
 }
 
 func parallel(t *T) {
