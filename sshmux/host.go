@@ -58,6 +58,8 @@ type Host struct {
 	done chan struct{}
 	beat *heart
 
+	sessions sessions
+
 	heard atomic.Int64 // when the peer last answered, Unix nanoseconds
 }
 

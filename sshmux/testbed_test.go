@@ -93,3 +93,17 @@ func TestTestbedConformanceMaster(t *testing.T) {
 		Facts: &facts,
 	})
 }
+
+func TestTestbedConformanceSSHD(t *testing.T) {
+	facts := shimFacts
+	facts.Place, facts.SharesFilesystem = "ssh:"+farNode, false
+	probe := farShim(t)
+	exectest.Run(t, exectest.Suite{
+		New: func(t *testing.T) hpcexec.Executor {
+			return dialNode(t, HostOptions{Place: "ssh:" + farNode, Peer: PeerSSHD})
+		},
+		Probe: func(*testing.T) hpcexec.Executor { return probe },
+		Facts: &facts,
+		Break: func(t *testing.T, ex hpcexec.Executor) { ex.(*Host).conn.Close() },
+	})
+}
