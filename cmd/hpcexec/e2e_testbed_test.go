@@ -294,29 +294,42 @@ func TestE2EKilledClient(t *testing.T) {
 	}
 }
 
-// Ctrl-C while the job waits takes it out of the queue.
-func TestE2EInterruptedStart(t *testing.T) {
-	name := newSession(t, "")
-	// More GPUs than are free make it wait.
+// A start that waits for its turn: --wait leaves the job in the queue, Ctrl-C
+// takes it out.
+func TestE2EWaiting(t *testing.T) {
+	patient, hasty := newSession(t, "-1"), newSession(t, "-2")
 	blocker := strings.TrimSpace(must(t, "login", "sbatch", "--parsable", "-p", "gpu", "--gres=gpu:h100:2", "-o", "/dev/null", "--wrap", "sleep 300"))
 	t.Cleanup(func() { on(t, "login", "scancel", blocker) })
 	eventually(t, 30*time.Second, "the other job runs", func() bool {
 		return strings.Contains(must(t, "login", "squeue", "-h", "-j", blocker, "-o", "%T"), "RUNNING")
 	})
-	if r := on(t, "login", "hpcexec", "exec", "-s", name, "--on", "slurm", "--gpus", "h100:1", "--wait", "3s", "--image", baseImage, "--", "true"); r.code != 75 || !strings.Contains(r.stderr, "pending") {
+	slurm := []string{"--on", "slurm", "--gpus", "h100:1", "--image", baseImage, "--", "true"}
+
+	r := on(t, "login", append([]string{"hpcexec", "exec", "-s", patient, "--wait", "3s"}, slurm...)...)
+	if r.code != 75 || !strings.Contains(r.stderr, "pending") {
 		t.Errorf("--wait: got %v, want 75 and the reason", r)
 	}
-	job := fmt.Sprint(show(t, name)["job_id"])
-	if got := must(t, "login", "squeue", "-h", "-j", job, "-o", "%T"); strings.TrimSpace(got) != "PENDING" {
-		t.Errorf("the job after --wait: got %q, want it pending", got)
+	info := show(t, patient)
+	job := fmt.Sprint(info["job_id"])
+	if got := must(t, "login", "squeue", "-h", "-j", job, "-o", "%T"); strings.TrimSpace(got) != "PENDING" || info["state"] != "pending" {
+		t.Errorf("after --wait: got %v and a job that is %q, want both pending", info, got)
 	}
-	r := on(t, "login", "timeout", "-s", "INT", "3", "hpcexec", "exec", "-s", name, "--", "true")
-	if r.code != 124 && r.code != 130 { // timeout(1) hides the code it caused
+
+	r = on(t, "login", append([]string{"timeout", "--preserve-status", "-s", "INT", "4", "hpcexec", "exec", "-s", hasty}, slurm...)...)
+	if r.code != 130 || !strings.Contains(r.stderr, "interrupted by INT") {
 		t.Errorf("interrupted: got %v, want 130", r)
 	}
-	eventually(t, 10*time.Second, "the job is cancelled", func() bool {
-		return on(t, "login", "squeue", "-h", "-j", job).stdout == ""
-	})
+	if got := must(t, "login", "squeue", "--me", "-h", "-o", "%j"); strings.Contains(got, hasty) {
+		t.Errorf("squeue: got %q, want no job of %s", got, hasty)
+	}
+
+	must(t, "login", "scancel", blocker)
+	if r := on(t, "login", "hpcexec", "exec", "-s", patient, "--", "echo", "at last"); r.stdout != "at last\n" {
+		t.Errorf("with the GPU free: got %v", r)
+	}
+	if again := show(t, patient)["job_id"]; again != job {
+		t.Errorf("with the GPU free: got job %v, want %v, which waited", again, job)
+	}
 }
 
 func TestE2EBadInput(t *testing.T) {

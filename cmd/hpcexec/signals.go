@@ -40,7 +40,13 @@ type relay struct {
 func startRelay(parent context.Context, size func() (cols, rows int, ok bool)) (context.Context, *relay) {
 	ctx, cancel := context.WithCancelCause(parent)
 	r := &relay{signals: make(chan os.Signal, 16), cancel: cancel, size: size, done: make(chan struct{})}
-	signal.Notify(r.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	for s := range signalNames {
+		// What the caller has us ignore stays ignored: nohup, or a shell that
+		// keeps Ctrl-C from its background jobs.
+		if !signal.Ignored(s) {
+			signal.Notify(r.signals, s)
+		}
+	}
 	if size != nil {
 		signal.Notify(r.signals, syscall.SIGWINCH)
 	}
