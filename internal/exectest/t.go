@@ -154,6 +154,21 @@ func (t *T) wantMarked(want int, within time.Duration) {
 	}
 }
 
+// awaitMarked waits until at least as many processes of the case are alive: a
+// place may need some of its own around a command with a terminal.
+func (t *T) awaitMarked(atLeast int, within time.Duration) {
+	t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(20 * time.Millisecond) {
+		got := t.marked()
+		if got >= atLeast {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("got %d processes of the command alive, want at least %d: %s", got, atLeast, t.listMarked())
+		}
+	}
+}
+
 const eachMarked = `read -r m
 	for p in /proc/[0-9]*; do
 		case $(tr '\000' '\n' <"$p/environ" 2>/dev/null) in *"$m"*) `

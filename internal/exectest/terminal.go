@@ -160,7 +160,7 @@ func ttyCancel(t *T) {
 	}
 	req.Stdin = t.stuck("")
 	rn := t.launch(req, "up\r\n")
-	t.wantMarked(4, t.s.Grace)
+	t.awaitMarked(4, t.s.Grace)
 	rn.cancel(errWhy)
 	t.wantErr(rn.wait().err, errWhy)
 	t.wantMarked(0, t.s.Grace)
