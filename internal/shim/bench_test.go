@@ -19,33 +19,45 @@ func BenchmarkForkExec(b *testing.B) {
 	}
 }
 
-// BenchmarkShimTrue is the same through a shim in a process of its own.
+// BenchmarkShimTrue is the same through a shim in a process of its own. Like
+// sshmux it has the next channel opened while a command runs.
 func BenchmarkShimTrue(b *testing.B) {
 	c := dial(b, spawn(b).socket)
-	for range b.N {
-		c.bench(b)
+	channels := make(chan benchChannel)
+	go func() {
+		defer close(channels)
+		for range b.N {
+			channels <- c.benchChannel(b)
+		}
+	}()
+	for ch := range channels {
+		ch.run(b)
 	}
 }
 
-// bench runs `true` as a client does that wants to be quick.
-func (c *client) bench(b *testing.B) {
+type benchChannel struct {
+	ssh.Channel
+	reqs <-chan *ssh.Request
+}
+
+func (c *client) benchChannel(b *testing.B) benchChannel {
 	ch, reqs, err := c.OpenChannel("session", nil)
 	if err != nil {
 		b.Error(err)
-		return
 	}
+	return benchChannel{ch, reqs}
+}
+
+// run runs `true` as a client does that wants to be quick.
+func (ch benchChannel) run(b *testing.B) {
 	if err := wire.SendExec(ch, &wire.Exec{Args: []string{"/bin/true"}}); err != nil {
 		b.Error(err)
-		return
 	}
 	var req *ssh.Request
-	for req = range reqs {
+	for req = range ch.reqs {
 		if x, err := wire.ParseExit(req.Payload); err != nil || x.Code != 0 || x.ErrKind != "" {
 			b.Errorf("got %+v, %v, want exit 0", x, err)
 		}
-	}
-	if req == nil {
-		b.Error("no exit came")
 	}
 }
 
@@ -70,7 +82,7 @@ func BenchmarkThousandShim(b *testing.B) {
 	for range b.N {
 		var wg sync.WaitGroup
 		for range 1000 {
-			wg.Go(func() { c.bench(b) })
+			wg.Go(func() { c.benchChannel(b).run(b) })
 		}
 		wg.Wait()
 	}

@@ -2,7 +2,6 @@ package shim
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"strconv"
 	"strings"
@@ -31,10 +30,10 @@ func (s *server) status() *wire.Status {
 	return st
 }
 
-// endLeftovers ends the processes that no command in s.commands answers for:
-// SIGTERM, and SIGKILL after the grace time. It returns when they have ended
-// and commands is closed, or killLimit after all were killed.
-func (s *server) endLeftovers(commands <-chan struct{}) {
+// endLeftovers ends the processes that no command in s.commands answers for
+// with SIGTERM, and what is there after the grace time with SIGKILL. The
+// commands have been cancelled; it gives them the same time.
+func (s *server) endLeftovers() {
 	s.mu.Lock()
 	running := map[string]bool{} // these are ended by Local
 	for cmd := range s.commands {
@@ -55,23 +54,27 @@ func (s *server) endLeftovers(commands <-chan struct{}) {
 		if len(left) == 0 {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(pollPause)
 	}
-	<-commands
-	ctx, cancel := context.WithTimeout(context.Background(), killLimit)
-	defer cancel()
-	for ctx.Err() == nil {
+	limit := time.Until(deadline) + killLimit
+	s.await(waited(&s.work), limit, "commands")
+	for end := time.Now().Add(killLimit); ; time.Sleep(pollPause) {
 		left := leftovers(nil)
 		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			s.log.Warn("left behind", "what", "processes", "count", len(left))
 			return
 		}
 		for _, p := range left {
 			p.signal(syscall.SIGKILL)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	s.log.Warn("processes left", "count", len(leftovers(nil)))
 }
+
+// pollPause is the time between two looks at processes that are to end.
+const pollPause = 5 * time.Millisecond
 
 // A process is one for ever: a pid is used again, but not with the same start
 // time (clock ticks since boot).

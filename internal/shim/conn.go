@@ -123,7 +123,7 @@ func (c *connection) runs() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.beat != nil {
-		c.beat.Reset(wire.BeatTimeout)
+		c.beat.Reset(c.srv.opts.beatTimeout)
 	}
 }
 
@@ -132,10 +132,10 @@ func (c *connection) heard() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.beat == nil {
-		c.beat = time.AfterFunc(wire.BeatTimeout, func() { c.endCommands(errSilent) })
+		c.beat = time.AfterFunc(c.srv.opts.beatTimeout, func() { c.endCommands(errSilent) })
 		return
 	}
-	c.beat.Reset(wire.BeatTimeout)
+	c.beat.Reset(c.srv.opts.beatTimeout)
 }
 
 // end ends the connection's commands in the foreground for ever.

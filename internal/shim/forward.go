@@ -6,7 +6,6 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -15,6 +14,10 @@ import (
 const (
 	dialTime      = 20 * time.Second
 	forwardBuffer = 64 << 10
+
+	// forwardLinger is how long a socket may take what was sent to it by a
+	// client that has gone.
+	forwardLinger = 5 * time.Second
 )
 
 // forwardUnix serves direct-streamlocal@openssh.com (PROTOCOL of OpenSSH,
@@ -73,23 +76,32 @@ func (c *connection) forward(nc ssh.NewChannel, network, addr string) {
 		return
 	}
 	sock := conn.(stream) // both networks have it
-	closed := make(chan struct{})
+	data := &activeStream{ch, c.srv}
+	sent, closed := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(sent)
+		copyData(sock, data)
+		sock.CloseWrite()
+	}()
 	go func() {
 		defer close(closed)
 		for req := range reqs {
 			req.Reply(false, nil)
 		}
-		sock.Close() // nobody is left to talk to
+		// The client has gone. What it had sent is still delivered, if the
+		// socket takes it.
+		late := time.NewTimer(forwardLinger)
+		defer late.Stop()
+		select {
+		case <-sent:
+		case <-late.C:
+		case <-c.srv.ctx.Done():
+		}
+		sock.Close()
 	}()
-	data := &activeStream{ch, c.srv}
-	var pumps sync.WaitGroup
-	pumps.Go(func() {
-		copyData(sock, data)
-		sock.CloseWrite()
-	})
 	copyData(data, sock)
 	ch.CloseWrite()
-	pumps.Wait()
+	<-sent
 	ch.Close()
 	<-closed
 }

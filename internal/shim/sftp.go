@@ -11,22 +11,18 @@ import (
 // sftp serves the subsystem sftp. Relative names start where commands start.
 func (s *session) sftp() {
 	defer s.ch.Close()
-	if !s.c.srv.begin(nil) {
-		return
-	}
-	defer s.c.srv.done(nil)
-	rw := &activeStream{s.ch, s.c.srv}
-	srv, err := sftp.NewServer(rw, sftp.WithServerWorkingDirectory(s.c.srv.dir()))
+	srv := s.c.srv
+	rw := &activeStream{s.ch, srv}
+	files, err := sftp.NewServer(rw, sftp.WithServerWorkingDirectory(srv.dir()))
 	if err != nil {
-		s.c.srv.log.Warn("sftp", "err", err)
+		srv.log.Warn("sftp", "err", err)
 		return
 	}
 	code := 0
-	if err := srv.Serve(); err != nil && err != io.EOF {
-		s.c.srv.log.Warn("sftp", "err", err)
+	if err := files.Serve(); err != nil { // closes what the client left open
+		srv.log.Info("sftp", "err", err)
 		code = 1
 	}
-	srv.Close() // files that the client left open
 	s.exitPlain(hpcexec.Response{ExitCode: code})
 }
 

@@ -29,8 +29,12 @@ const (
 	// a connection that was lost: nobody waits for what they might still say.
 	lossGrace = 500 * time.Millisecond
 
-	// killLimit is how long processes that were killed are waited for.
-	killLimit = time.Second
+	// killLimit is how long processes that were killed are waited for, and
+	// closeLimit how long clients may take to read the last of it, when the
+	// shim ends. With the grace time it is less than the 3 s after which a
+	// supervisor kills the shim.
+	killLimit  = 500 * time.Millisecond
+	closeLimit = 300 * time.Millisecond
 )
 
 // Why a command was ended. Their kind is what the client makes of it: the
@@ -38,7 +42,7 @@ const (
 var (
 	errStopped = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its session is stopped")
 	errLost    = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client's connection was lost")
-	errSilent  = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: nothing was heard from its client for %v", wire.BeatTimeout)
+	errSilent  = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client was silent for too long")
 	errClosed  = errors.New("the client closed the channel")
 	errCancel  = errors.New("the client cancelled the command")
 )
@@ -73,6 +77,10 @@ type Options struct {
 
 	// Logger gets what an operator may want to know; nil discards it.
 	Logger *slog.Logger
+
+	// For tests; else wire.BeatTimeout and wire.CheckPeer.
+	beatTimeout time.Duration
+	checkPeer   func(*net.UnixConn) error
 }
 
 // A server is a shim that serves.
@@ -97,7 +105,7 @@ type server struct {
 	mu       sync.Mutex
 	stopping bool // nothing begins any more
 	commands map[*command]bool
-	work     sync.WaitGroup     // commands and file transfers, each to its end
+	work     sync.WaitGroup     // has each command until its end
 	open     map[io.Closer]bool // what shutdown has to close
 	over     bool               // shutdown has closed it
 	stops    []*ssh.Request     // stop@hpcexec, to be answered
@@ -141,6 +149,12 @@ func newServer(ctx context.Context, opts Options) *server {
 	if opts.MaxChannels == 0 {
 		opts.MaxChannels = defaultChannels
 	}
+	if opts.beatTimeout == 0 {
+		opts.beatTimeout = wire.BeatTimeout
+	}
+	if opts.checkPeer == nil {
+		opts.checkPeer = wire.CheckPeer
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -165,16 +179,14 @@ func (s *server) serveStdio() error {
 	case <-done:
 	case <-s.ctx.Done():
 		s.shutdown()
+		<-done
+		return nil
 	}
-	<-done
 	// Commands in the background still write to pipes that end here.
-	idle := make(chan struct{})
-	go func() { s.work.Wait(); close(idle) }()
 	select {
-	case <-idle:
+	case <-waited(&s.work):
 	case <-s.ctx.Done():
 		s.shutdown()
-		<-idle
 	}
 	return nil
 }
@@ -189,8 +201,27 @@ func (s *server) serveListener() error {
 	s.opts.Listener.Close()
 	s.cancel(errStopped)
 	s.shutdown()
-	s.conns.Wait()
+	s.await(waited(&s.conns), closeLimit, "connections")
 	return err
+}
+
+// waited is closed when a group has ended.
+func waited(wg *sync.WaitGroup) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	return ended
+}
+
+// await waits for what is about to end, but not for ever: a process or a file
+// transfer may hang in the kernel, and a client may not read.
+func (s *server) await(ended <-chan struct{}, limit time.Duration, what string) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+		s.log.Warn("left behind", "what", what)
+	}
 }
 
 // accept serves connections until the listener is closed.
@@ -216,7 +247,7 @@ func (s *server) accept() error {
 		}
 		pause = time.Millisecond
 		if uc, ok := c.(*net.UnixConn); ok {
-			if err := wire.CheckPeer(uc); err != nil {
+			if err := s.opts.checkPeer(uc); err != nil {
 				s.log.Warn("connection refused", "err", err)
 				c.Close()
 				continue
@@ -243,12 +274,11 @@ func (s *server) shutdown() {
 	s.mu.Lock()
 	s.stopping = true
 	s.mu.Unlock()
-	ended := make(chan struct{})
-	go func() { s.work.Wait(); close(ended) }()
 	if s.opts.Orphans {
-		s.endLeftovers(ended)
+		s.endLeftovers()
+	} else {
+		s.await(waited(&s.work), s.opts.Grace+killLimit, "commands")
 	}
-	<-ended
 	s.mu.Lock()
 	stops, open := s.stops, slices.Collect(maps.Keys(s.open))
 	s.stops, s.over = nil, true
@@ -260,7 +290,7 @@ func (s *server) shutdown() {
 	for _, c := range open {
 		closing.Go(func() { c.Close() })
 	}
-	closing.Wait()
+	s.await(waited(&closing), closeLimit, "clients")
 }
 
 // track has shutdown close now instead of before; nil stands for nothing.
@@ -277,8 +307,7 @@ func (s *server) track(before, now io.Closer) {
 	}
 }
 
-// begin notes work that the shim's end has to wait for, and says whether it
-// may begin. cmd is nil for work that isn't a command.
+// begin notes a command, and says whether it may begin.
 func (s *server) begin(cmd *command) bool {
 	s.touch()
 	s.mu.Lock()
@@ -287,13 +316,11 @@ func (s *server) begin(cmd *command) bool {
 		return false
 	}
 	s.work.Add(1)
-	if cmd != nil {
-		s.commands[cmd] = true
-	}
+	s.commands[cmd] = true
 	return true
 }
 
-// done notes the end of work that began.
+// done notes the end of a command that began.
 func (s *server) done(cmd *command) {
 	s.touch()
 	s.mu.Lock()
