@@ -6,6 +6,7 @@ import (
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/internal/exectest"
+	"github.com/hpcexec/hpcexec/internal/sshtest"
 )
 
 // shimFacts are what a place behind a shim on this machine is.
@@ -45,5 +46,23 @@ func TestConformanceClient(t *testing.T) {
 		},
 		Probe: here,
 		Facts: &shimFacts,
+	})
+}
+
+func TestConformanceSSHD(t *testing.T) {
+	facts := shimFacts
+	facts.Place, facts.SharesFilesystem = "ssh:test", false
+	// One case runs 64 commands at once; others have more than ten.
+	server := sshtest.New(t, sshtest.Options{MaxSessions: 100})
+	exectest.Run(t, exectest.Suite{
+		New: func(t *testing.T) hpcexec.Executor {
+			conn, chans, reqs := server.Connect()
+			h := NewHost(conn, chans, reqs, HostOptions{Place: "ssh:test", Peer: PeerSSHD})
+			t.Cleanup(func() { h.Close() })
+			return h
+		},
+		Probe: here,
+		Facts: &facts,
+		Break: func(t *testing.T, ex hpcexec.Executor) { ex.(*Host).conn.Close() },
 	})
 }

@@ -161,6 +161,9 @@ func (m *muxConn) fill() error {
 			return err
 		}
 	}
+	if errors.Is(err, io.EOF) {
+		return io.EOF
+	}
 	if err != nil {
 		return err
 	}

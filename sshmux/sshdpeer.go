@@ -54,7 +54,7 @@ func (p *sshdPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 		return nil, err
 	}
 	mark := hpcexec.NewID()
-	sc := script{token: "hpcexec-" + mark, mark: markVar + "=" + mark, args: e.Args, dir: e.Dir}
+	sc := script{token: tokenPrefix + mark, mark: markVar + "=" + mark, args: e.Args, dir: e.Dir}
 	sc.env = hpcexec.MergeEnv(e.Env, e.Secrets, []string{idVar + "=" + e.ID})
 	if e.TTY != nil && e.TTY.Term != "" && !slices.ContainsFunc(sc.env, func(v string) bool { return strings.HasPrefix(v, "TERM=") }) {
 		sc.env = append(sc.env, "TERM="+e.TTY.Term)
@@ -71,11 +71,13 @@ func (p *sshdPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 		peer: p, ch: ch, s: s, ctx: ctx, mark: mark, tty: e.TTY != nil, timeout: e.Timeout,
 		released: done, started: make(chan error, 1), exited: make(chan struct{}), done: make(chan struct{}),
 	}
-	// Known before it starts: should the connection die in between, the
-	// watcher looks for its mark.
-	p.watcher.start()
-	p.watcher.order("+ %s 0 0", mark)
-	if err := r.launch(reqs, line, e); err != nil {
+	r.serve(reqs)
+	err = p.watcher.await(ctx)
+	if err == nil {
+		p.watcher.order("+ %s 0 0", mark)
+		err = r.launch(line, e)
+	}
+	if err != nil {
 		p.watcher.order("- %s", mark)
 		r.abandon()
 		return nil, err

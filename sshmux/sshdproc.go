@@ -52,6 +52,7 @@ type sshdProc struct {
 	timer    *time.Timer // of the time-out
 
 	outputs sync.WaitGroup
+	ready   chan struct{} // closed once a terminal takes the script
 	started chan error    // one value: nil once the command runs
 	exited  chan struct{} // closed when the exit was told
 	done    chan struct{} // closed when the channel is closed and read to its end
@@ -72,27 +73,33 @@ type sshdProc struct {
 	said     []byte     // what came before the command: for error texts
 }
 
+// serve begins to read from the channel.
+func (r *sshdProc) serve(reqs <-chan *ssh.Request) {
+	r.ready = make(chan struct{})
+	r.outputs.Go(r.stdout)
+	r.outputs.Go(r.stderr)
+	go r.requests(reqs)
+}
+
+// token begins what the script says.
+func (r *sshdProc) token() string { return tokenPrefix + r.mark }
+
 // launch sends what runs the command and waits until it runs.
-func (r *sshdProc) launch(reqs <-chan *ssh.Request, line string, e *wire.Exec) error {
-	token := "hpcexec-" + r.mark
-	ready := make(chan struct{})
+func (r *sshdProc) launch(line string, e *wire.Exec) error {
 	boot := bootLine
 	if r.tty {
-		boot = strings.Replace(bootTTYLine, "%s", token+"-tty", 1)
+		boot = strings.Replace(bootTTYLine, "%s", r.token()+"-tty", 1)
 		payload := ptyPayload(e.TTY.Term, uint32(e.TTY.Cols), uint32(e.TTY.Rows), 0, 0, nil)
 		if err := request(r.ch, "pty-req", payload); err != nil {
 			return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s gave no terminal: %w", r.place(), err)
 		}
 	}
-	r.outputs.Go(func() { r.stdout(token, ready) })
-	r.outputs.Go(func() { r.stderr(token) })
-	go r.requests(reqs)
 	if err := request(r.ch, "exec", ssh.Marshal(struct{ Line string }{boot})); err != nil {
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s runs no commands: %w", r.place(), err)
 	}
 	if r.tty {
 		select {
-		case <-ready:
+		case <-r.ready:
 		case <-r.done:
 			return r.noStart()
 		case <-r.ctx.Done():
@@ -201,8 +208,8 @@ func (r *sshdProc) say(b []byte) {
 }
 
 // stdout reads what the script says and then copies the command's output.
-func (r *sshdProc) stdout(token string, ready chan<- struct{}) {
-	err := r.preamble(token, ready)
+func (r *sshdProc) stdout() {
+	err := r.preamble()
 	r.started <- err
 	if err != nil {
 		copyOut(nil, r.ch, nil, nil)
@@ -213,17 +220,17 @@ func (r *sshdProc) stdout(token string, ready chan<- struct{}) {
 
 // preamble reads up to the line that says how the command began. What startup
 // files of the user's shell print before is not the command's.
-func (r *sshdProc) preamble(token string, ready chan<- struct{}) error {
+func (r *sshdProc) preamble() error {
 	in := &byteReader{r: r.ch}
 	if r.tty {
-		before, ok := in.until([]byte(token + "-tty"))
+		before, ok := in.until([]byte(r.token() + "-tty"))
 		r.say(before)
 		if !ok {
 			return r.noStart()
 		}
-		close(ready)
+		close(r.ready)
 	}
-	before, ok := in.until([]byte(token + " "))
+	before, ok := in.until([]byte(r.token() + " "))
 	r.say(before)
 	if !ok {
 		return r.noStart()
@@ -250,9 +257,9 @@ func (r *sshdProc) preamble(token string, ready chan<- struct{}) error {
 var errNoDir = errors.New("no such directory")
 
 // stderr leaves out what comes before the command.
-func (r *sshdProc) stderr(token string) {
+func (r *sshdProc) stderr() {
 	in := &byteReader{r: r.ch.Stderr()}
-	before, ok := in.until([]byte(token + "\n"))
+	before, ok := in.until([]byte(r.token() + "\n"))
 	r.say(before)
 	if ok {
 		r.copy(r.s.err, in.r, nil, func() { r.signal("PIPE") })

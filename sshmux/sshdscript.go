@@ -27,6 +27,8 @@ const (
 // which is that of the command and of its process group, or why there will be
 // no command.
 const (
+	tokenPrefix = "hpcexec-"
+
 	saysPID   = "pid"
 	saysNoDir = "dir"
 )
@@ -104,7 +106,7 @@ func (s *script) line() (string, error) {
 	return b.String(), nil
 }
 
-// checkScript refuses secrets that would have to be in an argv for a moment.
+// checkSecrets refuses secrets that would have to be in an argv for a moment.
 func checkSecrets(secrets []string) error {
 	for _, e := range secrets {
 		if name, _, _ := strings.Cut(e, "="); shellOnly(name) {

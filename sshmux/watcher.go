@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,10 +27,9 @@ type watcher struct {
 	host *Host
 
 	mu      sync.Mutex
-	begun   bool
-	ch      ssh.Channel // nil until it runs
-	refused bool        // there will be none
-	orders  []string    // for when it runs
+	ch      ssh.Channel   // nil until it runs
+	refused bool          // there will be none
+	settled chan struct{} // closed once one of the two is so
 	ends    map[string]chan int
 }
 
@@ -38,34 +39,34 @@ func program(grace time.Duration) string {
 	return evalLine(fmt.Sprintf("var=%s grace=%d\n%s", markVar, ticks, watcherScript))
 }
 
-// start starts the watcher in the background, unless it was.
-func (w *watcher) start() {
+// await starts the watcher, unless it runs, and waits until it listens or it is
+// clear that there will be none. So whatever is sent to the host later comes
+// after the order that registers it, and no command runs unknown.
+func (w *watcher) await(ctx context.Context) error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.begun {
-		return
+	if w.settled == nil {
+		w.settled = make(chan struct{})
+		go w.run()
 	}
-	w.begun = true
-	go w.run()
+	settled := w.settled
+	w.mu.Unlock()
+	select {
+	case <-settled:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (w *watcher) run() {
-	ch, reqs, done, err := w.open()
+	ch, r, err := w.open()
+	w.mu.Lock()
+	w.ch, w.refused = ch, err != nil
+	close(w.settled)
+	w.mu.Unlock()
 	if err != nil {
-		w.mu.Lock()
-		w.refused = true
-		w.orders = nil
-		w.endAllLocked()
-		w.mu.Unlock()
 		return
 	}
-	go func() {
-		ssh.DiscardRequests(reqs)
-		done()
-	}()
-	go copyOut(nil, ch.Stderr(), nil, nil)
-	w.ready(ch)
-	r := bufio.NewReader(ch)
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
@@ -74,38 +75,76 @@ func (w *watcher) run() {
 		w.heard(strings.Fields(line))
 	}
 	ch.Close()
-	// The connection has ended, most likely. Else a later command starts
-	// another one.
+	// The connection has ended, most likely. Else the next command starts
+	// another watcher.
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ch, w.begun = nil, false
-	w.endAllLocked()
+	w.ch, w.settled = nil, nil
+	for _, c := range w.ends {
+		close(c)
+	}
+	w.ends = nil
 }
 
-func (w *watcher) open() (ssh.Channel, <-chan *ssh.Request, func(), error) {
-	ctx, cancel := context.WithTimeout(context.Background(), refusedFor)
+// open starts the shell program and waits until it listens.
+func (w *watcher) open() (ssh.Channel, *bufio.Reader, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), watcherWait)
 	defer cancel()
 	if w.host.sessions.max() == 1 {
-		return nil, nil, nil, fmt.Errorf("no session for a watcher")
+		return nil, nil, errNoWatcher
 	}
+	ch, done, err := w.shell(ctx, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, done)
+	defer stop()
+	r := bufio.NewReader(ch)
+	for {
+		// Startup files of the user's shell may print something before.
+		line, err := r.ReadString('\n')
+		if err != nil {
+			done()
+			return nil, nil, errNoWatcher
+		}
+		if strings.HasSuffix(line, watcherReady+"\n") {
+			return ch, r, nil
+		}
+	}
+}
+
+// shell opens a session, runs the watcher's program in it, and gives it orders
+// to begin with. ctx bounds the whole session; so does end, which the caller
+// must call if the session ends before the connection.
+func (w *watcher) shell(ctx context.Context, orders string) (ch ssh.Channel, end func(), err error) {
 	ch, reqs, done, err := w.host.session(ctx)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{bootLine}))
-	if err == nil && ok {
-		_, err = ch.Write([]byte(program(w.host.grace())))
+	go func() {
+		ssh.DiscardRequests(reqs)
+		done()
+	}()
+	go copyOut(nil, ch.Stderr(), nil, nil)
+	if err = request(ch, "exec", ssh.Marshal(struct{ Line string }{bootLine})); err == nil {
+		_, err = io.WriteString(ch, program(w.host.grace())+orders)
 	}
-	if err != nil || !ok {
+	if err != nil {
 		ch.Close()
-		go func() {
-			ssh.DiscardRequests(reqs)
-			done()
-		}()
-		return nil, nil, nil, fmt.Errorf("no watcher: %w", err)
+		return nil, nil, err
 	}
-	return ch, reqs, done, nil
+	return ch, func() { ch.Close() }, nil
 }
+
+var errNoWatcher = errors.New("the host allows no second session")
+
+const (
+	// watcherReady is what the program says first.
+	watcherReady = "hpcexec-watcher-ready"
+
+	// watcherWait is how long a watcher may take to listen.
+	watcherWait = 10 * time.Second
+)
 
 // heard serves a line of the watcher's.
 func (w *watcher) heard(words []string) {
@@ -121,58 +160,31 @@ func (w *watcher) heard(words []string) {
 	}
 }
 
-// ready gives a new watcher the orders that were waiting for it.
-func (w *watcher) ready(ch ssh.Channel) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ch = ch
-	for _, o := range w.orders {
-		ch.Write([]byte(o))
-	}
-	w.orders = nil
-}
-
-func (w *watcher) endAllLocked() {
-	for _, c := range w.ends {
-		close(c)
-	}
-	w.ends = nil
-}
-
-// order sends an order, or keeps it for the watcher that is being started. ok
-// is false where there is none.
+// order sends an order. ok is false where there is no watcher.
 func (w *watcher) order(format string, args ...any) (ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.orderLocked(fmt.Sprintf(format, args...) + "\n")
+	return w.orderLocked(fmt.Sprintf(format, args...))
 }
 
-func (w *watcher) orderLocked(line string) bool {
-	switch {
-	case w.ch != nil:
-		_, err := w.ch.Write([]byte(line))
-		return err == nil
-	case w.begun && !w.refused:
-		w.orders = append(w.orders, line)
-		return true
+func (w *watcher) orderLocked(order string) bool {
+	if w.ch == nil {
+		return false
 	}
-	return false
+	_, err := io.WriteString(w.ch, order+"\n")
+	return err == nil
 }
 
 // end has the watcher end a command's tree. The channel gets how many
 // processes are left, or is closed where nobody knows. ok is false where there
 // is no watcher.
 func (w *watcher) end(id string, group int, tty bool) (left <-chan int, ok bool) {
-	t := 0
-	if tty {
-		t = 1
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := w.ends[id]; c != nil {
 		return c, true // is being ended already
 	}
-	if !w.orderLocked(fmt.Sprintf("k %s %d %d\n", id, group, t)) {
+	if !w.orderLocked(endOrder(id, group, tty)) {
 		return nil, false
 	}
 	c := make(chan int, 1)
@@ -186,29 +198,13 @@ func (w *watcher) end(id string, group int, tty bool) (left <-chan int, ok bool)
 // endAlone ends a command's tree with a session of its own, for hosts that
 // allow one at a time. The command's own session is closed.
 func (w *watcher) endAlone(ctx context.Context, id string, group int, tty bool) (left int, err error) {
-	ch, reqs, done, err := w.host.session(ctx)
+	ch, end, err := w.shell(ctx, endOrder(id, group, tty)+"\n")
 	if err != nil {
 		return 0, err
 	}
-	go func() {
-		ssh.DiscardRequests(reqs)
-		done()
-	}()
-	defer ch.Close()
-	stop := context.AfterFunc(ctx, func() { ch.Close() })
+	defer end()
+	stop := context.AfterFunc(ctx, end)
 	defer stop()
-	go copyOut(nil, ch.Stderr(), nil, nil)
-	ok, err := ch.SendRequest("exec", true, ssh.Marshal(struct{ Line string }{bootLine}))
-	if err != nil || !ok {
-		return 0, fmt.Errorf("exec refused: %w", err)
-	}
-	t := 0
-	if tty {
-		t = 1
-	}
-	if _, err := fmt.Fprintf(ch, "%sk %s %d %d\n", program(w.host.grace()), id, group, t); err != nil {
-		return 0, err
-	}
 	r := bufio.NewReader(ch)
 	for {
 		line, err := r.ReadString('\n')
@@ -219,4 +215,12 @@ func (w *watcher) endAlone(ctx context.Context, id string, group int, tty bool) 
 			return strconv.Atoi(words[2])
 		}
 	}
+}
+
+func endOrder(id string, group int, tty bool) string {
+	t := 0
+	if tty {
+		t = 1
+	}
+	return fmt.Sprintf("k %s %d %d", id, group, t)
 }

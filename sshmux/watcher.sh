@@ -65,7 +65,7 @@ forget() {
 }
 
 list=
-echo ready
+echo hpcexec-watcher-ready
 while IFS= read -r order; do
   set -- $order
   case $1 in
