@@ -123,7 +123,7 @@ func (s *supervisor) startInstance(ctx context.Context, shim *apptainer.Payload)
 		return nil, err
 	}
 	s.mu.Lock()
-	s.state.Runtime, s.state.Instance = rt.Path, inst.Name
+	s.state.Runtime, s.state.Instance = rt, inst.Name
 	s.mu.Unlock()
 	return inst, nil
 }

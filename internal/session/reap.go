@@ -11,7 +11,6 @@ import (
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/apptainer"
-	"github.com/hpcexec/hpcexec/internal/rundir"
 )
 
 // reap ends what a killed supervisor left on its node where its guard was
@@ -45,16 +44,8 @@ func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) 
 	if err != nil || state == nil || state.Token != token || state.Proc.Alive() {
 		return err
 	}
-	run, err := rundir.Get(dirs.Home)
-	if err != nil {
-		return err
-	}
-	if state.Instance != "" {
-		rt, err := findRuntime(ctx, run)
-		if err != nil {
-			return err
-		}
-		if err := stopNamed(ctx, rt, state.Instance, log); err != nil {
+	if state.Runtime != nil {
+		if err := stopNamed(ctx, state.Runtime, state.Instance, log); err != nil {
 			return err
 		}
 	}

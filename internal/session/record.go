@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/apptainer"
 	"github.com/hpcexec/hpcexec/internal/atomicfile"
 	"github.com/hpcexec/hpcexec/internal/hostid"
 )
@@ -82,8 +83,10 @@ type State struct {
 
 	ShimSocket    string `json:"shim_socket,omitempty"`    // on Node
 	ControlSocket string `json:"control_socket,omitempty"` // the supervisor's own, on Node
-	Runtime       string `json:"runtime,omitempty"`        // path of apptainer or singularity
-	Instance      string `json:"instance,omitempty"`
+
+	// Of a session with an image: what its node runs.
+	Runtime  *apptainer.Runtime `json:"runtime,omitempty"`
+	Instance string             `json:"instance,omitempty"`
 
 	Shim hostid.Proc `json:"shim,omitzero"` // of a bare session
 

@@ -1,0 +1,135 @@
+//go:build testbed
+
+package session
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/apptainer"
+	"github.com/hpcexec/hpcexec/internal/exectest"
+	"github.com/hpcexec/hpcexec/slurm"
+	"github.com/hpcexec/hpcexec/sshmux"
+)
+
+const (
+	testImage   = "/scratch/images/base.sif"
+	testBusybox = "/scratch/images/busybox.sif"
+)
+
+// testManager is a manager with the user's own state, on the testbed's login
+// node.
+func testManager(t *testing.T) *Manager {
+	t.Helper()
+	exe, err := exec.LookPath("hpcexec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exe, err = filepath.EvalSymlinks(exe); err != nil {
+		t.Fatal(err)
+	}
+	dirs, err := FindDirs(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Manager{Dirs: dirs, Exe: exe}
+}
+
+// testSession starts a session that is removed after the test.
+func testSession(t *testing.T, m *Manager, name string, o Options) Info {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := m.Remove(ctx, name); err != nil {
+			t.Errorf("remove session %s: %v", name, err)
+		}
+	})
+	info, err := m.Ensure(t.Context(), Want{Name: name, Options: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// testFiles is a directory that every node and, bound under the same path,
+// every container sees.
+func testFiles(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/scratch/"+os.Getenv("USER"), "conformance-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// TestConformance holds every kind of session to the contract, through a
+// master and its shim: the same request gives the same answer in each.
+func TestConformance(t *testing.T) {
+	files := testFiles(t)
+	bind := []Bind{{Src: files, Dst: files}}
+	for name, o := range map[string]Options{
+		"local-bare":      {Place: "local"},
+		"local-container": {Place: "local", Image: testImage, Binds: bind},
+		"local-busybox":   {Place: "local", Image: testBusybox, Binds: bind},
+		"ssh-bare":        {Place: "ssh:gpu2"},
+		"ssh-container":   {Place: "ssh:gpu2", Image: testImage, Binds: bind},
+		"slurm-bare":      {Place: "slurm", Partition: "cpu"},
+		"slurm-container": {Place: "slurm", Partition: "cpu", Image: testImage, Binds: bind},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := testManager(t)
+			info := testSession(t, m, "conform-"+name, o)
+			client, err := sshmux.Open(info.Control)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { client.Close() })
+			exectest.Run(t, exectest.Suite{
+				New:     func(*testing.T) hpcexec.Executor { return client },
+				TempDir: files,
+			})
+		})
+	}
+}
+
+// TestConformanceOfTheChain holds three wrappers around each other to the
+// contract, without a shim: a container, in an allocation, behind a login node
+// that is reached by SSH.
+func TestConformanceOfTheChain(t *testing.T) {
+	files := testFiles(t)
+	m := testManager(t)
+	info := testSession(t, m, "conform-chain", Options{
+		Place: "slurm", Partition: "cpu", Image: testImage, Binds: []Bind{{Src: files, Dst: files}},
+	})
+	state, err := m.Dirs.loadState("conform-chain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	login, err := m.openPlain(t.Context(), "login")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := slurm.ParseJobID(info.JobID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := slurm.New(login, slurm.Options{})
+	allocation := cluster.Allocation(id, slurm.AllocationOptions{})
+	instance := state.Runtime.Attach(apptainer.Info{Name: state.Instance}).Wrap(allocation)
+	exectest.Run(t, exectest.Suite{
+		New:     func(*testing.T) hpcexec.Executor { return instance },
+		Probe:   func(*testing.T) hpcexec.Executor { return allocation },
+		TempDir: files,
+		Limit:   2 * time.Minute,
+		Leaks:   []goleak.Option{goleak.IgnoreCurrent()},
+	})
+}
