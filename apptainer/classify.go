@@ -28,6 +28,9 @@ var (
 	// namespaces, which an unprivileged runtime can't do without.
 	ErrNoUserNamespace = errors.New("user namespaces not allowed")
 
+	// errNeedsBus marks a release that can't do without the user's systemd.
+	errNeedsBus = errors.New("runtime insists on a D-Bus session")
+
 	// errTransient marks failures that come with many starts at once and go
 	// away when one is tried again.
 	errTransient = errors.New("transient failure of the runtime")
@@ -82,6 +85,12 @@ var rules = sync.OnceValue(func() []rule {
 		// Overlays.
 		{re(`can't specify more than one writable overlay`), hpcexec.ErrInvalid, nil,
 			"more than one writable overlay", "all layers but one must be read-only"},
+		{re(`overlay upper dir failed.* is not writable`), hpcexec.ErrInvalid, nil,
+			"overlay: its upper directory isn't writable", "the overlay must belong to you and be writable"},
+		{re(`--writable-tmpfs with another writable overlay`), hpcexec.ErrInvalid, nil,
+			"a writable tmpfs and a writable overlay exclude each other", "go without the tmpfs"},
+		{re(`transport endpoint is not connected`), hpcexec.ErrUnavailable, nil,
+			"the process that serves the container's files has died", "stop the session and start it again; running out of memory is the usual cause"},
 		{re(`failed to create (\S+) directory: permission denied`), hpcexec.ErrInvalid, nil,
 			"overlay: can't create $1", "the overlay must belong to you and be writable"},
 		{re(`no loop devices available|failed to find loop device`), hpcexec.ErrUnavailable, nil,
@@ -94,8 +103,10 @@ var rules = sync.OnceValue(func() []rule {
 			"user namespaces are not allowed on this node", "ask the site: sysctl user.max_user_namespaces > 0 and kernel.unprivileged_userns_clone = 1; on Ubuntu 24.04 kernel.apparmor_restrict_unprivileged_userns = 0 or an AppArmor profile for the runtime"},
 		{re(`no valid mapping entry found for (\S+)`), hpcexec.ErrInvalid, nil,
 			"fakeroot: no subuid range for user $1", "ask the site for an entry in /etc/subuid and /etc/subgid, or go without --fakeroot"},
-		{re(`(?:rootless cgroups require|dbus|D-Bus|org\.freedesktop\.systemd1).*(?:timed? ?out|temporarily|refused|reset|NoReply|limit|too many)|(?i)(?:timed? ?out|temporarily unavailable|limit|refused).*dbus`), hpcexec.ErrUnavailable, errTransient,
-			"the system's D-Bus is overloaded", "try again with fewer starts at once"},
+		{re(`failed to connect to dbus|[Ff]ailed to connect to bus|org\.freedesktop\.systemd1`), hpcexec.ErrUnavailable, errTransient,
+			"the system's D-Bus refuses connections", "try again with fewer starts at once"},
+		{re(`rootless cgroups require a D-Bus session`), hpcexec.ErrUnavailable, errNeedsBus,
+			"this release insists on a D-Bus session", "log in by ssh, or use Apptainer 1.2.4 or later"},
 		{re(`cannot use cgroups|cgroups? config|cgroup management|applying cgroups`), hpcexec.ErrUnavailable, nil,
 			"this node lets users set no resource limits (cgroups)", "go without limits of the container; Slurm's own apply"},
 		{re(`non-root users can only use --network=none`), hpcexec.ErrInvalid, nil,
@@ -143,6 +154,8 @@ func messages(text string) []string {
 		switch {
 		case ok && strings.TrimSpace(level) == "FATAL":
 			fatal = append(fatal, msg)
+		case strings.Contains(msg, "container cleanup failed"):
+			// An echo too, before the FATAL; "no instance found" is its reason.
 		case ok && strings.TrimSpace(level) == "ERROR":
 			errs = append(errs, msg)
 		case strings.HasPrefix(line, "Error for command"):

@@ -316,17 +316,8 @@ func (r *Runtime) startOnce(ctx context.Context, argv []string, p *Payload, name
 	if strings.TrimSpace(text) == "" {
 		text = exitText(cmd.ProcessState.ExitCode(), "")
 	}
-	e := classify(what, text)
-	if needsBus.MatchString(text) {
-		e.Err = errNeedsBus
-	}
-	return e
+	return classify(what, text)
 }
-
-var (
-	errNeedsBus = errors.New("runtime insists on a D-Bus session")
-	needsBus    = re(`rootless cgroups require a D-Bus session`)
-)
 
 // busEnv is the address of the user's systemd, where there is one.
 func busEnv(getenv func(string) string) []string {

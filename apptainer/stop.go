@@ -96,7 +96,12 @@ func (i *Instance) stopLocked(ctx context.Context, grace time.Duration) (Stopped
 			return res, stopError(ctx, i.Name, parent)
 		}
 	}
-	n, err := endHelpers(ctx, append(helpers[:len(helpers):len(helpers)], sessionHelpers(parent)...))
+	// Where the parent ended by itself they are on their way out.
+	patience := 500 * time.Millisecond
+	if res.Path == StopGone {
+		patience = 20 * time.Millisecond
+	}
+	n, err := endHelpers(ctx, patience, append(helpers[:len(helpers):len(helpers)], sessionHelpers(parent)...))
 	res.Helpers = n
 	res.Took = time.Since(begin)
 	if err != nil {
@@ -117,24 +122,25 @@ func stopError(ctx context.Context, name string, p Proc) error {
 		WithHint("it waits in the kernel, for a file system that hangs as a rule; ask the site if it stays")
 }
 
-// endHelpers waits a little for helpers to end by themselves, which writes
-// back what they hold, then kills them. It says how many it killed.
-func endHelpers(ctx context.Context, helpers []Proc) (killed int, err error) {
+// endHelpers waits a little for helpers to end by themselves, then ends them.
+// It says how many it ended.
+func endHelpers(ctx context.Context, patience time.Duration, helpers []Proc) (ended int, err error) {
+	deadline := time.Now().Add(patience)
 	for _, h := range helpers {
-		if h.waitGone(ctx, 500*time.Millisecond) {
+		if h.waitGone(ctx, time.Until(deadline)) {
 			continue
 		}
-		// SIGTERM unmounts and flushes.
+		// SIGTERM lets them write back what they hold, and unmount.
 		h.signal(unix.SIGTERM)
-		if !h.waitGone(ctx, 200*time.Millisecond) {
+		if !h.waitGone(ctx, 500*time.Millisecond) {
 			h.signal(unix.SIGKILL)
 		}
-		killed++
+		ended++
 		if !h.waitGone(ctx, 2*time.Second) {
-			return killed, hpcexec.Errorf(hpcexec.ErrUnavailable, "helper process %d (%s) doesn't end at SIGKILL", h.PID, h.Name)
+			return ended, hpcexec.Errorf(hpcexec.ErrUnavailable, "helper process %d (%s) doesn't end at SIGKILL", h.PID, h.Name)
 		}
 	}
-	return killed, nil
+	return ended, nil
 }
 
 // sessionHelpers finds helpers by the session that the parent was leader of.

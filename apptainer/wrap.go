@@ -164,7 +164,7 @@ func (p *process) Signal(name string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return p.w.signalTree(ctx, p.run, name, "")
+	return p.w.signal(ctx, p.run, name, "group", "")
 }
 
 func (p *process) Resize(cols, rows int) error { return p.base.Resize(cols, rows) }
@@ -176,6 +176,9 @@ type run struct {
 	filter *filter
 	place  string
 }
+
+// nonce is the random name of the run.
+func (r *run) nonce() string { return strings.TrimPrefix(string(r.filter.nonce), noncePrefix) }
 
 func (r *run) failed() hpcexec.Response {
 	return hpcexec.Response{Place: r.place, ID: r.orig.ID}
@@ -193,7 +196,7 @@ func (w *Wrapper) rewrite(ctx context.Context, req hpcexec.Request) (*run, error
 	if r.orig.ID == "" {
 		r.orig.ID = hpcexec.NewID()
 	}
-	nonce := "hpcexec:" + hpcexec.NewID()
+	nonce := noncePrefix + hpcexec.NewID()
 	in := enter(nonce, r.orig)
 	rt := w.inst.rt
 
@@ -286,15 +289,8 @@ func (w *Wrapper) watch(ctx context.Context, r *run, done <-chan struct{}, cance
 		return notStopped
 	default:
 	}
-	if grace := w.grace(); grace > 0 && r.filter.pid() != 0 {
-		sctx, stop := context.WithTimeout(context.WithoutCancel(ctx), grace+5*time.Second)
-		defer stop()
-		sigs := "TERM"
-		if r.orig.TTY != nil {
-			sigs = "HUP TERM" // what interactive shells obey
-		}
-		// Whether it succeeds is no matter: the base ends what it sees.
-		w.signalTree(sctx, r, sigs, strconv.Itoa(int(grace/(50*time.Millisecond))+1))
+	if r.filter.pid() != 0 {
+		w.endTree(ctx, r)
 	}
 	cancel(errStopped)
 	return why
@@ -313,15 +309,48 @@ func (w *Wrapper) grace() time.Duration {
 	return max(w.Grace, 0)
 }
 
-// signalTree runs signalScript; polls is empty or makes it end the tree.
-func (w *Wrapper) signalTree(ctx context.Context, r *run, sigs, polls string) error {
+// endTree ends the tree of a command from inside. Whether it succeeds is no
+// matter while the command lives: the base ends what it sees then.
+func (w *Wrapper) endTree(ctx context.Context, r *run) {
+	ctx = context.WithoutCancel(ctx)
+	grace := w.grace()
+	sigs := "TERM"
+	if r.orig.TTY != nil {
+		sigs = "HUP TERM" // what interactive shells obey
+	}
+	if grace > 0 {
+		sctx, stop := context.WithTimeout(ctx, grace+8*time.Second)
+		defer stop()
+		if w.signal(sctx, r, sigs, "tree", pauses(grace)) == nil {
+			return
+		}
+	}
+	sctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	w.signal(sctx, r, "KILL", "tree", "")
+}
+
+// pauses divides a time into pauses for sleep, each twice the one before: the
+// looks between them cost more the more processes there are.
+func pauses(d time.Duration) string {
+	var out []string
+	for p := 50 * time.Millisecond; d > 0; p *= 2 {
+		p = min(p, d)
+		out = append(out, strconv.FormatFloat(p.Seconds(), 'f', -1, 64))
+		d -= p
+	}
+	return strings.Join(out, " ")
+}
+
+// signal runs signalScript.
+func (w *Wrapper) signal(ctx context.Context, r *run, sigs, mode, pauses string) error {
 	pid := r.filter.pid()
 	if pid == 0 {
 		return hpcexec.Errorf(hpcexec.ErrInvalid, "signal %s: the command isn't running", sigs)
 	}
 	var stderr strings.Builder
 	resp, err := w.base.Run(ctx, hpcexec.Request{
-		Args:   w.inst.Argv(ExecOptions{}, "/bin/sh", "-c", signalScript, "hpcexec", sigs, strconv.Itoa(pid), r.orig.ID, polls),
+		Args:   w.inst.Argv(ExecOptions{}, "/bin/sh", "-c", signalScript, "hpcexec", sigs, strconv.Itoa(pid), r.nonce(), mode, pauses),
 		Env:    w.configEnv(),
 		Stderr: &stderr,
 	})

@@ -99,78 +99,95 @@ echo "$hx_v" >&9
 `
 
 // signalScript signals a command from inside its container: sh -c signalScript
-// hpcexec SIGNALS PID ID [POLLS].
+// hpcexec SIGNALS PID RUN group|tree PAUSES.
 //
-// Without POLLS the signal goes to the command's process group, which has no
-// number in here, its leader being outside: it is those of the command's tree
-// that are in the same group as the command. With POLLS the whole tree is
-// ended: it gets the signals, that many times 50 ms to end, and SIGKILL until
-// none of it is left.
+// "group" signals the command's process group, which has no number in here, its
+// leader being outside: it is those of the command's tree that are in the same
+// group as the command. "tree" ends the whole tree: it gets the signals, the
+// PAUSES to end in, such as "0.05 0.1 0.2", and SIGKILL until none is left.
 //
-// The tree is the command, whoever has its id in the environment, and all
-// their descendants. Reading environ with read drops the NULs, which doesn't
-// matter.
-const signalScript = `sigs=$1 pid=$2 id=$3 polls=$4
-look_at() {
-  read -r st 2>/dev/null </proc/"$1"/stat || return 1
-  set -- ${st##*") "}
-  parent=$2 group=$3
-  [ "$1" != Z ]
-}
+// The tree is the command, whoever has its HPCEXEC_RUN in the environment, and
+// all their descendants. Its members are kept as PID:START, so that a pid which
+// another process has got meanwhile isn't hit. Without grep or cat the shell
+// reads the files itself, byte by byte; that reading drops the NULs of environ
+// doesn't matter.
+const signalScript = `sigs=$1 pid=$2 run=$3 mode=$4 pauses=$5 tree= nl="
+"
 marked() {
-  while read -r line || [ -n "$line" ]; do
-    case $line in *"HPCEXEC_ID=$id"*) return 0 ;; esac
-  done 2>/dev/null </proc/"$1"/environ
-  return 1
+  if command -v grep >/dev/null; then
+    grep -lF "HPCEXEC_RUN=$run" /proc/[0-9]*/environ 2>/dev/null
+    return
+  fi
+  for d in /proc/[0-9]*; do
+    while read -r line || [ -n "$line" ]; do
+      case $line in *"HPCEXEC_RUN=$run"*) echo "$d/environ" && break ;; esac
+    done 2>/dev/null <"$d/environ"
+  done
 }
-tree=$pid
-grow() {
-  more=1
-  while [ -n "$more" ]; do
-    more=
-    for d in /proc/[0-9]*; do
-      p=${d#/proc/}
-      case " $$ $tree " in *" $p "*) continue ;; esac
-      look_at "$p" || continue
-      case " $tree " in
-      *" $parent "*) ;;
-      *) marked "$p" || continue ;;
-      esac
-      tree="$tree $p" more=1
-    done
+stats() {
+  if command -v cat >/dev/null; then
+    cat /proc/[0-9]*/stat 2>/dev/null
+    return
+  fi
+  for d in /proc/[0-9]*; do
+    read -r line 2>/dev/null <"$d/stat" && echo "$line"
   done
 }
 alive() {
-  live=
-  grow
-  for p in $tree; do
-    look_at "$p" && live="$live $p"
+  set +f
+  marks=$nl$(marked)$nl all=$(stats)
+  set -f
+  more=1
+  while [ -n "$more" ]; do
+    more= live= groups= want=
+    IFS=$nl
+    for line in $all; do
+      IFS=" "
+      p=${line%% *}
+      set -- ${line##*") "}
+      [ "$p" != "$$" ] && [ "$1" != Z ] || continue
+      id=$p:${20}
+      case " $tree " in
+      *" $id "*) ;;
+      *)
+        case "$p $tree $marks" in
+        "$pid "* | *" $2:"* | *"$nl/proc/$p/environ$nl"*) tree="$tree $id" more=1 ;;
+        *) continue ;;
+        esac
+        ;;
+      esac
+      live="$live $p" groups="$groups $p:$3"
+      if [ "$p" = "$pid" ]; then want=$3; fi
+    done
+    IFS=" "
   done
   [ -n "$live" ]
 }
-if [ -z "$polls" ]; then
-  look_at "$pid" || exit 3
-  want=$group hit=
-  grow
-  for p in $tree; do
-    look_at "$p" && [ "$group" = "$want" ] && kill -s "$sigs" "$p" 2>/dev/null && hit=1
+if [ "$mode" = group ]; then
+  hit=
+  alive && [ -n "$want" ] || exit 3
+  for p in $groups; do
+    if [ "${p#*:}" = "$want" ]; then
+      kill -s "$sigs" "${p%:*}" 2>/dev/null && hit=1
+    fi
   done
   [ -n "$hit" ] || exit 3
   exit 0
 fi
 alive || exit 0
+pid=- # from now on it is in the tree, or has ended
 for sig in $sigs; do
   kill -s "$sig" $live 2>/dev/null
 done
-while [ "$polls" -gt 0 ] && alive; do
-  sleep 0.05 2>/dev/null || sleep 1
-  polls=$((polls - 1))
+for p in $pauses; do
+  sleep "$p" 2>/dev/null || sleep 1
+  alive || exit 0
 done
-polls=100
+rounds=100
 while alive; do
   kill -s KILL $live 2>/dev/null
-  polls=$((polls - 1))
-  [ "$polls" -gt 0 ] || exit 4
+  rounds=$((rounds - 1))
+  [ "$rounds" -gt 0 ] || exit 4
   sleep 0.02 2>/dev/null || sleep 1
 done
 exit 0
@@ -186,6 +203,11 @@ const (
 const aliveScript = `read -r st 2>/dev/null </proc/"$1"/stat || exit 1
 printf "%s\n" "$st"
 `
+
+// noncePrefix begins what the script says, the rest is random and names the
+// run in its environment. HPCEXEC_ID isn't good for that: it is the caller's,
+// and one may begin with another.
+const noncePrefix = "hpcexec:"
 
 // An entry is how a command enters the container.
 type entry struct {
@@ -218,7 +240,7 @@ func enter(nonce string, req hpcexec.Request) entry {
 		}
 		return append(list, s)
 	}
-	for _, s := range hpcexec.MergeEnv(req.Env, []string{"HPCEXEC_ID=" + req.ID}) {
+	for _, s := range hpcexec.MergeEnv(req.Env, []string{"HPCEXEC_ID=" + req.ID, "HPCEXEC_RUN=" + strings.TrimPrefix(nonce, noncePrefix)}) {
 		name, _, _ := strings.Cut(s, "=")
 		if _, ok := last[name]; !ok {
 			e.env = add(e.env, s)
