@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -174,7 +175,7 @@ func slowReader(t *T) {
 }
 
 func sameWriter(t *T) {
-	w := newWriter()
+	w := &loneWriter{writer: newWriter()}
 	req := t.sh(`i=0; while [ $i -lt 500 ]; do echo out; echo err >&2; i=$((i+1)); done`)
 	req.Stdout, req.Stderr = w, w
 	r, err := t.ex.Run(t.ctx, req)
@@ -185,9 +186,26 @@ func sameWriter(t *T) {
 	if strings.Count(got, "out\n") != 500 || strings.Count(got, "err\n") != 500 || len(got) != 4000 {
 		t.Errorf("got %d bytes, want 500 lines of each stream", len(got))
 	}
-	if w.twin {
+	if w.twin.Load() {
 		t.Error("two goroutines wrote at once")
 	}
+}
+
+// A loneWriter notices when two write at once.
+type loneWriter struct {
+	*writer
+	busy sync.Mutex
+	twin atomic.Bool
+}
+
+func (w *loneWriter) Write(b []byte) (int, error) {
+	if !w.busy.TryLock() {
+		w.twin.Store(true)
+		return w.writer.Write(b)
+	}
+	defer w.busy.Unlock()
+	time.Sleep(200 * time.Microsecond) // or they would hardly meet
+	return w.writer.Write(b)
 }
 
 func outputFile(t *T) {
@@ -247,7 +265,7 @@ func backgroundHolds(t *T) {
 	t.wantCode(rn.wait(), 0)
 	// One that fills the pipe faster than it is read.
 	req := t.sh(`cat /dev/zero & sleep 0.3 2>/dev/null || sleep 1; exit 4`)
-	req.Stdout = &slowWriter{pause: time.Millisecond}
+	req.Stdout = &slowWriter{pause: 20 * time.Millisecond}
 	t.wantCode(t.run(t.ctx, req), 4)
 }
 

@@ -38,11 +38,18 @@ func cancelledBefore(t *T) {
 	path := t.temp()
 	ctx, cancel := context.WithCancelCause(t.ctx)
 	cancel(errWhy)
-	r := t.run(ctx, t.sh(`: >"$1"`, path))
-	t.wantErr(r.err, errWhy)
-	if t.exists(path) {
-		t.Error("the command ran")
+	in := &countingReader{}
+	req := t.sh(`: >"$1"`, path)
+	req.Stdin = in
+	t.wantErr(t.run(ctx, req).err, errWhy)
+	time.Sleep(5 * time.Millisecond)
+	if n := in.begun.Load(); n > 0 || t.exists(path) {
+		t.Errorf("the command ran, or %d Reads of its Stdin began", n)
 	}
+	// Nor is anything looked up.
+	r := t.run(ctx, hpcexec.Request{Args: []string{"exectest-no-such-program"}})
+	t.wantErr(r.err, errWhy)
+	t.wantOutput(r.stderr, "")
 }
 
 func cancelMidRun(t *T) {

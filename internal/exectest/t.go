@@ -251,28 +251,18 @@ func (rn *running) wait() result {
 	panic("unreachable")
 }
 
-// A writer is a Writer that tells what it gets, and whether two wrote at once.
+// A writer is a Writer that tells what it gets.
 type writer struct {
 	wrote chan struct{} // has something after each Write
 
 	mu    sync.Mutex
 	buf   bytes.Buffer
 	calls int
-
-	busy sync.Mutex // held during a Write
-	twin bool       // two wrote at once
 }
 
 func newWriter() *writer { return &writer{wrote: make(chan struct{}, 1)} }
 
 func (w *writer) Write(b []byte) (int, error) {
-	if w.busy.TryLock() {
-		defer w.busy.Unlock()
-	} else {
-		w.mu.Lock()
-		w.twin = true
-		w.mu.Unlock()
-	}
 	w.mu.Lock()
 	w.buf.Write(b)
 	w.calls++

@@ -2,6 +2,7 @@ package exectest
 
 import (
 	"strings"
+	"time"
 
 	"github.com/hpcexec/hpcexec"
 )
@@ -76,6 +77,14 @@ func ttyOutput(t *T) {
 			t.Fatalf("got %d bytes, want %d in order", len(r.stdout), want.Len())
 		}
 		t.wantOutput(r.stderr, "")
+	}
+	// What is written just before the end, while the Writer is busy.
+	for range 10 {
+		late, _ := t.withTTY(`echo up; sleep 0.01 2>/dev/null; printf %s "$1"`, strings.Repeat("x", 3000))
+		out := &slowWriter{pause: 20 * time.Millisecond, keep: true}
+		late.Stdout = out
+		t.ok(late)
+		t.wantOutput(out.String(), "up\r\n"+strings.Repeat("x", 3000))
 	}
 	req.Stdout = new(slowWriter) // nobody looks
 	t.wantCode(t.run(t.ctx, req), 0)
