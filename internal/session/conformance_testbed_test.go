@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +60,29 @@ func testSession(t *testing.T, m *Manager, name string, o Options) Info {
 	return info
 }
 
+// testClient opens a session, and starts its master where that was killed.
+func testClient(t *testing.T, m *Manager, w Want) *sshmux.Client {
+	t.Helper()
+	client, err := m.open(t.Context(), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// killMaster kills the master that a client talks to.
+func killMaster(t *testing.T, client *sshmux.Client) {
+	t.Helper()
+	pid, err := client.Alive(t.Context())
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // testFiles is a directory that every node and, bound under the same path,
 // every container sees.
 func testFiles(t *testing.T) string {
@@ -87,14 +111,11 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := testManager(t)
-			info := testSession(t, m, "conform-"+name, o)
-			client, err := sshmux.Open(info.Control)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { client.Close() })
+			w := Want{Name: "conform-" + name, Options: o}
+			testSession(t, m, w.Name, o)
 			exectest.Run(t, exectest.Suite{
-				New:     func(*testing.T) hpcexec.Executor { return client },
+				New:     func(t *testing.T) hpcexec.Executor { return testClient(t, m, w) },
+				Break:   func(t *testing.T, ex hpcexec.Executor) { killMaster(t, ex.(*sshmux.Client)) },
 				TempDir: files,
 			})
 		})
