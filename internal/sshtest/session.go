@@ -157,7 +157,7 @@ var signals = map[string]syscall.Signal{
 
 func (s *session) sftp() {
 	defer s.c.leave()
-	srv, err := sftp.NewServer(s.ch)
+	srv, err := sftp.NewServer(noClose{s.ch}) // which still has to tell the exit
 	if err == nil {
 		srv.Serve()
 		srv.Close()
@@ -165,6 +165,10 @@ func (s *session) sftp() {
 	s.exit("exit-status", ssh.Marshal(struct{ Code uint32 }{0}))
 	s.ch.Close()
 }
+
+type noClose struct{ ssh.Channel }
+
+func (noClose) Close() error { return nil }
 
 // start starts the process; s.mu is held.
 func (s *session) start(cmd *exec.Cmd) error {
