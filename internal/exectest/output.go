@@ -263,8 +263,8 @@ func backgroundHolds(t *T) {
 	// One that never lets the pipe run dry.
 	rn := t.launch(t.sh(`(while :; do echo more; done) & sleep 1`), "more\n")
 	t.wantCode(rn.wait(), 0)
-	// One that fills the pipe faster than it is read.
-	req := t.sh(`cat /dev/zero & sleep 0.3 2>/dev/null || sleep 1; exit 4`)
+	// Some that fill the pipe faster than it is read: it is never empty.
+	req := t.sh(`for i in 1 2 3 4 5 6; do cat /dev/zero & done; sleep 0.3 2>/dev/null || sleep 1; exit 4`)
 	req.Stdout = &slowWriter{pause: 20 * time.Millisecond}
 	t.wantCode(t.run(t.ctx, req), 4)
 }
