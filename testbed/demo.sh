@@ -6,15 +6,26 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 image=/scratch/images/base.sif
-bold=$(tput bold 2>/dev/null || :) plain=$(tput sgr0 2>/dev/null || :)
+bold='' plain=''
+[[ -t 1 ]] && bold=$(tput bold 2>/dev/null) plain=$(tput sgr0 2>/dev/null)
 held=() broke=()
 
 title() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 
+# quoted WORD…: the words as one would type them.
+quoted() {
+  local word line=''
+  for word in "$@"; do
+    [[ $word =~ ^[A-Za-z0-9_./:@%+=-]+$ ]] || word="'${word//\'/\'\\\'\'}'"
+    line+=" $word"
+  done
+  printf '%s' "$line"
+}
+
 # ada COMMAND…: shows a command and runs it as ada on login. Its output is in
 # $out, its exit code in $code and how long it took in $ms.
 ada() {
-  printf 'ada@login $ %s\n' "$(printf '%q ' "$@" | sed "s/\\\\'/'/g")"
+  printf 'ada@login $%s\n' "$(quoted "$@")"
   local from=${EPOCHREALTIME/[.,]/}
   out=$(timeout 120 testbed/on login "$@" 2>&1)
   code=$?
@@ -42,7 +53,11 @@ nothing_runs() { [[ -z $(testbed/on "$1" pgrep -xf "$2") ]]; }
 title '1. Build hpcexec and bring up the cluster (Slurm, Apptainer, sshd on four nodes)'
 make -s build || exit 1
 testbed/up || exit 1
-clean() { testbed/on login sh -c 'hpcexec session rm --yes demo demo2 >/dev/null 2>&1' || :; }
+snapshot=none
+clean() {
+  testbed/on login sh -c 'hpcexec session rm --yes demo2; hpcexec session rm --yes demo; hpcexec snapshot rm --yes "$1"' \
+    sh "$snapshot" >/dev/null 2>&1
+}
 clean
 trap clean EXIT
 

@@ -98,6 +98,8 @@ func (in *invocation) newApp() *cli.App {
 			in.execCommand(),
 			in.shellCommand(),
 			in.sessionCommand(),
+			in.cpCommand(),
+			in.syncCommand(),
 			in.snapshotCommand(),
 			in.gpusCommand(),
 			in.doctorCommand(),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"github.com/hpcexec/hpcexec/internal/files"
 	"github.com/hpcexec/hpcexec/internal/session"
 	"github.com/hpcexec/hpcexec/internal/shim"
 	"github.com/hpcexec/hpcexec/sshmux"
@@ -21,6 +22,8 @@ func internalCommand(name string) func(args []string) int {
 		return session.GuardMain
 	case "reap":
 		return session.ReapMain
+	case "files":
+		return files.Main
 	case "bridge":
 		return session.BridgeMain
 	}
