@@ -28,7 +28,7 @@ const (
 // table has a row for each package.
 func table() map[string]row {
 	belowParts := join(leaves, ".")
-	all := join(leaves, parts, ".", "internal/audit", "internal/place", "internal/policy", "internal/session", "internal/shim")
+	all := join(leaves, parts, ".", "internal/audit", "internal/place", "internal/files", "internal/policy", "internal/session", "internal/shim")
 	return map[string]row{
 		".": {may: []string{"internal/proctree"}, why: "the contract is everybody's and depends on nothing but the standard library"},
 
@@ -47,6 +47,8 @@ func table() map[string]row {
 		"overlay":   {may: belowParts, why: siblingWhy},
 		"slurm":     {may: belowParts, why: siblingWhy},
 		"snapshots": {may: belowParts, why: siblingWhy},
+
+		"internal/files": {may: []string{"."}, why: "it copies over any stream and knows no place"},
 
 		"internal/audit":   {may: belowParts, why: "it is told what ran, it doesn't ask", planned: true},
 		"internal/policy":  {may: belowParts, why: "it judges plain values"},
