@@ -120,6 +120,16 @@ func TestRemove(t *testing.T) {
 	os.WriteFile(filepath.Join(outside, "f"), []byte("keep"), 0o600)
 	o := create(t)
 	fill(t, o, outside)
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = 300 // fewer than the tree is deep
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
 	if err := o.Remove(t.Context(), AcquireOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -131,6 +141,20 @@ func TestRemove(t *testing.T) {
 	}
 	if err := o.Remove(t.Context(), AcquireOptions{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("again: got %v, want fs.ErrNotExist", err)
+	}
+}
+
+// TestRemoveTreeLink: a link in place of the directory isn't followed.
+func TestRemoveTreeLink(t *testing.T) {
+	dir := t.TempDir()
+	os.Mkdir(filepath.Join(dir, "real"), 0o700)
+	os.WriteFile(filepath.Join(dir, "real", "f"), nil, 0o600)
+	os.Symlink("real", filepath.Join(dir, "link"))
+	if err := removeTree(t.Context(), filepath.Join(dir, "link")); err == nil {
+		t.Error("got nil, want an error")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "real", "f")); err != nil {
+		t.Errorf("what the link led to: %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	hpcexec "github.com/hpcexec/hpcexec"
 )
@@ -101,6 +102,16 @@ exec $real "$@"`, up))
 	}
 	if got := fmt.Sprint(names(t, dir)); got != "[a dir]" {
 		t.Errorf("got %s, want the files that are there", got)
+	}
+}
+
+// TestAgeBegins: data that waits for its manifest is young, however long it
+// took to make.
+func TestAgeBegins(t *testing.T) {
+	s, _ := fakeTool(t, `$real "$@"; touch -d 2001-02-03 $dst`)
+	snap := create(t, s, CreateOptions{})
+	if info, err := os.Lstat(s.data(snap.ID)); err != nil || time.Since(info.ModTime()) > orphanAge/2 {
+		t.Errorf("got %v %v, want a time of now", info.ModTime(), err)
 	}
 }
 

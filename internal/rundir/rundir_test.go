@@ -119,6 +119,17 @@ func TestRemade(t *testing.T) {
 			os.WriteFile(p, []byte(strings.ReplaceAll(string(data), dir, dir+"/x")), 0o600)
 		}, false},
 	}
+	if os.Geteuid() == 0 {
+		for name, harm := range map[string]func(dir, pointer string){
+			"directory of another user": func(dir, _ string) { os.Chown(dir, 65533, 65533) },
+			"pointer of another user":   func(_, p string) { os.Chown(p, 65533, 65533) },
+		} {
+			tests = append(tests, tests[0])
+			last := &tests[len(tests)-1]
+			last.name, last.same = name, false
+			last.harm = func(_ *testing.T, dir, p string) { harm(dir, p) }
+		}
+	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			home, base := t.TempDir(), base(t)
@@ -134,6 +145,9 @@ func TestRemade(t *testing.T) {
 			}
 			if info, err := os.Lstat(again); err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
 				t.Errorf("got %v %v, want a directory with mode 0700", info, err)
+			}
+			if filepath.Dir(again) != base {
+				t.Errorf("got %s, want a directory in %s", again, base)
 			}
 			if third := mustGet(t, newFinder(home, base)); third != again {
 				t.Errorf("third call: got %s, want %s", third, again)
