@@ -63,7 +63,7 @@ func (m *marked) Write(p []byte) (int, error) {
 		case end < 0 && len(p) < maxLine:
 			m.held = append([]byte(nil), p...)
 			return n, nil
-		case end < 0:
+		case end < 0 || end >= maxLine:
 			m.pass(p[:1])
 			p = p[1:]
 			continue

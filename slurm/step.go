@@ -123,9 +123,11 @@ func (s *step) build(ctx context.Context, site Site) error {
 
 	args := []string{"/bin/sh", "-c", launchStepScript, "hpcexec", s.a.c.keepList(), s.word, tty}
 	args = append(args, s.a.srunArgs(site, s.a.opt.Node, opts...)...)
+	// srun's run has an id of its own: where the node is this machine, the end
+	// of srun would else be taken for that of all that the command left.
 	s.base = hpcexec.Request{
 		Args: append(args, argv...), Env: carried, Secrets: secret,
-		Stdin: stdin, Stdout: &s.stdout, Stderr: &s.stderr, TTY: req.TTY, ID: s.id,
+		Stdin: stdin, Stdout: &s.stdout, Stderr: &s.stderr, TTY: req.TTY, ID: s.id + "-srun",
 	}
 	s.stdout = marked{mark: []byte(markBytes + s.word), told: s.told, out: req.Stdout, fail: s.broken}
 	s.stderr = marked{mark: []byte(markBytes + s.word), told: s.told, out: req.Stderr, fail: s.broken}
