@@ -110,3 +110,39 @@ func TestJoinCause(t *testing.T) {
 		})
 	}
 }
+
+// refiller writes as much to a pipe as it gets from it, as a process in the
+// background would that is faster than the reader.
+type refiller struct {
+	pipe int // write end
+	got  int
+}
+
+func (r *refiller) Write(b []byte) (int, error) {
+	r.got += len(b)
+	if r.got > 10*maxBuffer {
+		return 0, errors.New("it never ends")
+	}
+	syscall.Write(r.pipe, b)
+	return len(b), nil
+}
+
+func TestDrainIsBounded(t *testing.T) {
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(p[1])
+	w := &refiller{pipe: p[1]}
+	full, err := syscall.Write(p[1], make([]byte, 1<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := newOutput(parentEnd(p[0], "pipe"), w)
+	o.finish()
+	o.copy()
+	<-o.done
+	if w.got != full {
+		t.Errorf("got %d bytes, want the %d that were in the pipe at the end", w.got, full)
+	}
+}
