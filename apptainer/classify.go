@@ -111,7 +111,7 @@ var rules = sync.OnceValue(func() []rule {
 			"this node lets users set no resource limits (cgroups)", "go without limits of the container; Slurm's own apply"},
 		{re(`non-root users can only use --network=none`), hpcexec.ErrInvalid, nil,
 			"a user may only have the network \"none\" or the node's own", "use --net none, or leave it out"},
-		{re(`[Rr]esource temporarily unavailable|too many open files|[Dd]evice or resource busy|[Tt]ext file busy|interrupted system call|failed to find a free`), hpcexec.ErrUnavailable, errTransient,
+		{re(`[Rr]esource temporarily unavailable|[Tt]oo many open files|[Dd]evice or resource busy|[Tt]ext file busy|interrupted system call|failed to find a free`), hpcexec.ErrUnavailable, errTransient,
 			"the node is short of processes, files or devices at the moment", "try again; check ulimit -u and ulimit -n"},
 		{re(`[Nn]o space left on device|[Dd]isk quota exceeded`), hpcexec.ErrUnavailable, nil,
 			"no space left, or quota exceeded", "free some space (hpcexec quota), in the home too: the runtime keeps its records there"},
@@ -152,6 +152,8 @@ func messages(text string) []string {
 		level, msg, ok := strings.Cut(line, ":")
 		msg = strings.TrimSpace(msg)
 		switch {
+		case strings.HasPrefix(msg, "while executing starter: failed to start instance"):
+			other = append(other, msg)
 		case ok && strings.TrimSpace(level) == "FATAL":
 			fatal = append(fatal, msg)
 		case strings.Contains(msg, "container cleanup failed"):
