@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
@@ -112,6 +113,7 @@ type clientProcess struct {
 	waited    bool
 	over      bool
 	cancelled bool
+	told      bool // more than the request was sent
 }
 
 // cancel has the master end the command: it does so when the connection ends.
@@ -208,7 +210,16 @@ func (p *clientProcess) next() (typ, id uint32, body []byte, err error) {
 // lost is the error of a master that is gone, or talks nonsense. Whether the
 // command has started isn't known: it runs a moment after the master has read
 // the request.
+//
+// A reset tells that it does: the kernel gives it where the other end was
+// closed with something unread (unix(7)), and nothing but the request was sent.
 func (p *clientProcess) lost(err error) error {
+	p.mu.Lock()
+	told := p.told
+	p.mu.Unlock()
+	if errors.Is(err, syscall.ECONNRESET) && !told && !p.began {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "master at %s: %w", p.c.socket, err)
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("it has ended")
 	}
@@ -290,6 +301,7 @@ func (p *clientProcess) tell(msg []byte) error {
 	if p.over || p.cancelled {
 		return errEnded
 	}
+	p.told = true
 	if _, err := p.conn.c.Write(msg); err != nil {
 		return errEnded
 	}

@@ -120,6 +120,8 @@ func TestConformance(t *testing.T) {
 				New:     func(t *testing.T) hpcexec.Executor { return testClient(t, m, w) },
 				Break:   func(t *testing.T, ex hpcexec.Executor) { killMaster(t, ex.(*sshmux.Client)) },
 				TempDir: files,
+				// The test's process is the parent of the masters it starts.
+				Leaks: []goleak.Option{goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")},
 			})
 		})
 	}
