@@ -321,6 +321,27 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestSlowRacer: a process that found no pointer and was slow doesn't win over
+// those who made two since, though the number it takes is free again.
+func TestSlowRacer(t *testing.T) {
+	home, base := t.TempDir(), base(t)
+	f := newFinder(home, base)
+	want := ""
+	f.step = func(name string) error {
+		if name == "write pointer" && want == "" {
+			os.RemoveAll(mustGet(t, newFinder(home, base)))
+			want = mustGet(t, newFinder(home, base))
+			if got := glob(t, home+"/run/*.json"); len(got) != 1 || !strings.HasSuffix(got[0], ".2.json") {
+				t.Errorf("got %v, want number 2 alone", got)
+			}
+		}
+		return nil
+	}
+	if got := mustGet(t, f); got != want {
+		t.Errorf("got %s, want %s, which others use", got, want)
+	}
+}
+
 func TestSocketPath(t *testing.T) {
 	longest := "/var/tmp/" + prefix + strings.Repeat("x", randomLen)
 	if len(longest) > maxDir {
