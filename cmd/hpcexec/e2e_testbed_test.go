@@ -171,14 +171,16 @@ func TestE2ESurvives(t *testing.T) {
 	name := newSession(t, "")
 	hpc(t, "exec", "-s", name, "--on", "slurm", "--gpus", "h100:1", "--image", baseImage, "--", "sh", "-c", "echo 0 > /notes")
 	want := "0\n"
-	instance := `(Apptainer|Singularity) instance: ada \[hpcexec-` + name
+	instance := `(Apptainer|Singularity) [i]nstance: ada \[hpcexec-` + name
 	steps := []struct {
 		name string
 		do   func(t *testing.T)
 	}{
 		{"scancel", func(t *testing.T) { must(t, "login", "scancel", fmt.Sprint(show(t, name)["job_id"])) }},
 		{"kill of the master", func(t *testing.T) { must(t, "login", "pkill", "-KILL", "-f", "hpcexec master --host gpu2 ") }},
-		{"kill of the shim", func(t *testing.T) { must(t, "gpu2", "sh", "-c", `pkill -KILL -P $(pgrep -P $(pgrep -f "$1"))`, "sh", instance) }},
+		{"kill of the shim", func(t *testing.T) {
+			must(t, "gpu2", "sh", "-c", `pkill -KILL -P $(pgrep -P $(pgrep -f "$1"))`, "sh", instance)
+		}},
 		{"kill of the instance", func(t *testing.T) { must(t, "gpu2", "pkill", "-KILL", "-f", instance) }},
 		{"kill of the supervisor", func(t *testing.T) { must(t, "gpu2", "pkill", "-KILL", "-f", "hpcexec supervise .*--session "+name+" ") }},
 		{"a node that is booted anew", func(t *testing.T) {

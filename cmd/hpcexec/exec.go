@@ -178,16 +178,12 @@ func (r *execRun) run(parent context.Context) error {
 	var size func() (int, int, bool)
 	if r.stdin {
 		r.req.Stdin = in.in
-		if terminal := term.IsTerminal(int(in.in.Fd())); terminal && !r.tty {
+		switch terminal := term.IsTerminal(int(in.in.Fd())); {
+		case terminal && !r.tty:
 			// Not as a descriptor: a command in a process group of its own
 			// would be stopped when it reads from the terminal.
 			r.req.Stdin = struct{ io.Reader }{in.in}
-		} else if r.tty && terminal {
-			restore, err := rawTerminal(in.in)
-			if err != nil {
-				return err
-			}
-			defer restore()
+		case terminal:
 			size = func() (int, int, bool) {
 				cols, rows, err := term.GetSize(int(in.in.Fd()))
 				return cols, rows, err == nil
@@ -201,7 +197,7 @@ func (r *execRun) run(parent context.Context) error {
 		}
 	}
 	ctx, relay := startRelay(parent, size)
-	resp, err := startAndWait(ctx, m, r.want, r.req, relay)
+	resp, err := r.startAndWait(ctx, m, relay)
 	relay.stop()
 	in.progress.clear()
 	return r.finish(resp, err, capt)
@@ -223,12 +219,18 @@ func (r *execRun) findDir() error {
 	return nil
 }
 
-func startAndWait(ctx context.Context, m *session.Manager, w session.Want, req hpcexec.Request, relay *relay) (hpcexec.Response, error) {
-	p, release, err := m.Start(ctx, w, req)
+func (r *execRun) startAndWait(ctx context.Context, m *session.Manager, relay *relay) (hpcexec.Response, error) {
+	p, release, err := m.Start(ctx, r.want, r.req)
 	if err != nil {
 		return hpcexec.Response{}, err
 	}
 	defer release()
+	if relay.size != nil {
+		// Only now: while a session starts Ctrl-C must be a signal.
+		if restore, err := rawTerminal(r.in.in); err == nil {
+			defer restore()
+		}
+	}
 	relay.running(p)
 	return p.Wait()
 }
