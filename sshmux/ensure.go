@@ -65,13 +65,19 @@ func EnsureMaster(ctx context.Context, opts EnsureOptions) (*Client, error) {
 		return nil, err
 	}
 	defer lock.Close()
-	if c, err := waitGone(ctx, opts.Socket); c != nil || err != nil {
-		return c, err
+	for {
+		if c, err := waitGone(ctx, opts.Socket); c != nil || err != nil {
+			return c, err
+		}
+		if err := lastFailure(opts.Socket, asked); err != nil {
+			return nil, err
+		}
+		c, err := startMaster(ctx, opts)
+		if !errors.Is(err, ErrNoMaster) {
+			return c, err
+		}
+		// It answered, and has left already: its idle time is very short.
 	}
-	if err := lastFailure(opts.Socket, asked); err != nil {
-		return nil, err
-	}
-	return startMaster(ctx, opts)
 }
 
 // waitGone waits until no process has a socket's lock any more: a master that

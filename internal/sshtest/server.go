@@ -63,6 +63,7 @@ type Server struct {
 	closed  bool
 	conns   map[net.Conn]bool
 	groups  map[int]bool // process groups that were started
+	clients int
 	logins  int
 	working sync.WaitGroup
 }
@@ -180,6 +181,13 @@ func (s *Server) Break() {
 	}
 }
 
+// Clients is how many clients have connected so far, logged in or not.
+func (s *Server) Clients() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clients
+}
+
 // Logins is how many clients have logged in so far.
 func (s *Server) Logins() int {
 	s.mu.Lock()
@@ -226,6 +234,7 @@ func (s *Server) serve(c net.Conn) {
 		return
 	}
 	s.conns[c] = true
+	s.clients++
 	s.working.Go(func() {
 		s.serveConn(c)
 		c.Close()
