@@ -133,7 +133,8 @@ func (p *shimProcess) wait(t testing.TB) int {
 // A client is one connection to a shim.
 type client struct {
 	ssh.Conn
-	t testing.TB
+	t      testing.TB
+	socket string
 }
 
 func dial(t testing.TB, socket string) *client {
@@ -142,7 +143,9 @@ func dial(t testing.TB, socket string) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return connect(t, c)
+	cl := connect(t, c)
+	cl.socket = socket
+	return cl
 }
 
 func connect(t testing.TB, rwc io.ReadWriteCloser) *client {
@@ -158,7 +161,7 @@ func connect(t testing.TB, rwc io.ReadWriteCloser) *client {
 		}
 	}()
 	t.Cleanup(func() { conn.Close() })
-	return &client{conn, t}
+	return &client{Conn: conn, t: t}
 }
 
 // A call is a command on a channel.

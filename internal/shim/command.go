@@ -37,16 +37,16 @@ func (cmd *command) kill() {
 
 // exec serves exec@hpcexec.
 func (s *session) exec(payload []byte) {
-	exit := wire.ExitOf(s.tryExec(payload))
-	s.ch.SendRequest(wire.RequestExit, false, exit.Marshal())
-	s.ch.Close()
-}
-
-func (s *session) tryExec(payload []byte) (hpcexec.Response, error) {
 	e, err := s.readExec(payload)
 	if err != nil {
-		return hpcexec.Response{}, err
+		s.exit(hpcexec.Response{}, err)
+		return
 	}
+	if !s.c.srv.begin() {
+		s.exit(hpcexec.Response{}, errStopped)
+		return
+	}
+	defer s.c.srv.end()
 	req := hpcexec.Request{
 		Args: e.Args, Env: e.Env, Secrets: e.Secrets, Dir: e.Dir, Timeout: e.Timeout, TTY: e.TTY, ID: e.ID,
 		Stdout: &s.stdout, Stderr: s.ch.Stderr(),
@@ -58,7 +58,14 @@ func (s *session) tryExec(payload []byte) (hpcexec.Response, error) {
 	if err == error(errCancel) && !resp.Ended.IsZero() {
 		err = nil // the client knows why it ended, and asks how
 	}
-	return resp, err
+	s.exit(resp, err)
+}
+
+// exit says how a command ended.
+func (s *session) exit(resp hpcexec.Response, err error) {
+	x := wire.ExitOf(resp, err)
+	s.ch.SendRequest(wire.RequestExit, false, x.Marshal())
+	s.ch.Close()
 }
 
 // readExec reads the request, of which most may be channel data.
@@ -93,10 +100,8 @@ func (s *session) run(req hpcexec.Request, background bool) (hpcexec.Response, e
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
 	cmd.cancel = cancel
-	if !srv.begin(cmd) {
-		return hpcexec.Response{}, errStopped
-	}
-	defer srv.done(cmd)
+	srv.add(cmd)
+	defer srv.remove(cmd)
 	if !background {
 		s.c.runs()
 	}
@@ -137,7 +142,12 @@ func (s *session) plain(args ...string) {
 		Args: args, Env: s.env, TTY: s.tty,
 		Stdin: s.ch, Stdout: &s.stdout, Stderr: s.ch.Stderr(),
 	}
-	resp, err := s.run(req, false)
+	var resp hpcexec.Response
+	err := error(errStopped)
+	if s.c.srv.begin() {
+		defer s.c.srv.end()
+		resp, err = s.run(req, false)
+	}
 	if err != nil {
 		// What hpcexec itself fails with; see docs/exit-codes.md.
 		resp.ExitCode, resp.Signal = 125, ""

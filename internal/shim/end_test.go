@@ -116,24 +116,37 @@ func TestCancelBeforeItRuns(t *testing.T) {
 }
 
 func TestBeat(t *testing.T) {
-	c := dial(t, serve(t, Options{Grace: time.Hour, beatTimeout: 300 * time.Millisecond}))
+	const timeout = time.Second
+	c := dial(t, serve(t, Options{Grace: time.Hour, beatTimeout: timeout}))
+	longer := wire.Exec{Args: sh("sleep 1.5")}
 
 	// A client that never beats is left alone.
-	if _, _, exit := c.run(wire.Exec{Args: sh("sleep 0.6")}, ""); exit.ErrKind != "" {
+	if _, _, exit := c.run(longer, ""); exit.ErrKind != "" {
 		t.Errorf("without a beat: got %+v, want success", exit)
 	}
 
-	// One that beats on is, too, and one that has nothing to beat for.
+	// One that beats on is, too, and one that had nothing to beat for.
 	c.SendRequest(wire.RequestBeat, false, nil)
-	time.Sleep(600 * time.Millisecond)
-	p := c.start(wire.Exec{Args: sh("sleep 0.9")})
-	for range 9 {
-		time.Sleep(100 * time.Millisecond)
-		c.SendRequest(wire.RequestBeat, false, nil)
-	}
+	time.Sleep(timeout + timeout/2)
+	p := c.start(longer)
+	stop := make(chan struct{})
+	beating := make(chan struct{})
+	go func() {
+		defer close(beating)
+		for {
+			c.SendRequest(wire.RequestBeat, false, nil)
+			select {
+			case <-stop:
+				return
+			case <-time.After(timeout / 50):
+			}
+		}
+	}()
 	if exit := p.wait(); exit.ErrKind != "" {
 		t.Errorf("with a beat: got %+v, want success", exit)
 	}
+	close(stop)
+	<-beating
 
 	// One that falls silent loses its commands, but not those in the
 	// background.

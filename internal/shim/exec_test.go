@@ -59,7 +59,7 @@ func TestExec(t *testing.T) {
 		{name: "terminal", e: wire.Exec{Args: sh(`stty size; echo $TERM; test -t 0 -a -t 1 -a -t 2 && echo tty`), TTY: &hpcexec.TTY{Term: "vt9", Cols: 77, Rows: 33}}, wantOut: "33 77\r\nvt9\r\ntty\r\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := &client{c.Conn, t}
+			c := &client{Conn: c.Conn, t: t}
 			out, errs, exit := c.run(tt.e, tt.stdin)
 			if out != tt.wantOut || errs != tt.wantErr {
 				t.Errorf("got stdout %q, stderr %q, want %q, %q", out, errs, tt.wantOut, tt.wantErr)

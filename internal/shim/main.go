@@ -26,9 +26,11 @@ const exitFailed = 125
 // time again as all else. It lets the heap grow to 16 MB.
 const gcPercent = 400
 
-const usage = `usage: hpcexec shim --fd N | --stdio
-  --fd N    serve the listening unix socket that is descriptor N
-  --stdio   serve one connection on stdin and stdout
+const usage = `usage: hpcexec shim [--grace D] [-v] --fd N | --stdio
+  --fd N      serve the listening unix socket that is descriptor N
+  --stdio     serve one connection on stdin and stdout
+  --grace D   time between SIGTERM and SIGKILL for commands, default 1.5s
+  -v          log more to stderr
 `
 
 // Main is the command `hpcexec shim` with its arguments, without those two
@@ -78,6 +80,7 @@ func parse(args []string) (*mainOptions, error) {
 	fs.SetOutput(io.Discard)
 	fs.IntVar(&o.fd, "fd", -1, "")
 	stdio := fs.Bool("stdio", false, "")
+	fs.DurationVar(&o.Grace, "grace", 0, "")
 	verbose := fs.Bool("v", false, "")
 	err := fs.Parse(args)
 	if err == nil && (fs.NArg() > 0 || (o.fd >= 0) == *stdio) {

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	defaultGrace    = 2 * time.Second
+	defaultGrace    = 1500 * time.Millisecond
 	defaultChannels = 4096
 	maxConnections  = 256
 
@@ -33,7 +33,7 @@ const (
 	// closeLimit how long clients may take to read the last of it, when the
 	// shim ends. With the grace time it is less than the 3 s after which a
 	// supervisor kills the shim.
-	killLimit  = 500 * time.Millisecond
+	killLimit  = time.Second
 	closeLimit = 300 * time.Millisecond
 )
 
@@ -61,7 +61,7 @@ type Options struct {
 	Env []string
 
 	// Grace is the time between SIGTERM and SIGKILL for a command that is
-	// cancelled or times out; 0 is 2 s.
+	// cancelled or times out; 0 is 1.5 s.
 	Grace time.Duration
 
 	// MaxChannels bounds the channels of all connections; 0 is 4096.
@@ -105,7 +105,7 @@ type server struct {
 	mu       sync.Mutex
 	stopping bool // nothing begins any more
 	commands map[*command]bool
-	work     sync.WaitGroup     // has each command until its end
+	work     sync.WaitGroup     // has each command until its client was told of the end
 	open     map[io.Closer]bool // what shutdown has to close
 	over     bool               // shutdown has closed it
 	stops    []*ssh.Request     // stop@hpcexec, to be answered
@@ -179,7 +179,7 @@ func (s *server) serveStdio() error {
 	case <-done:
 	case <-s.ctx.Done():
 		s.shutdown()
-		<-done
+		s.await(done, closeLimit, "connection")
 		return nil
 	}
 	// Commands in the background still write to pipes that end here.
@@ -307,26 +307,35 @@ func (s *server) track(before, now io.Closer) {
 	}
 }
 
-// begin notes a command, and says whether it may begin.
-func (s *server) begin(cmd *command) bool {
-	s.touch()
+// begin says whether a command may begin, and has the shim's end wait for the
+// end of it.
+func (s *server) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
 		return false
 	}
 	s.work.Add(1)
-	s.commands[cmd] = true
 	return true
 }
 
-// done notes the end of a command that began.
-func (s *server) done(cmd *command) {
+// end is for a command that began, after its client was told of its end.
+func (s *server) end() { s.work.Done() }
+
+// add notes a command that is about to start.
+func (s *server) add(cmd *command) {
 	s.touch()
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.commands[cmd] = true
+}
+
+// remove notes that a command has ended.
+func (s *server) remove(cmd *command) {
+	s.touch()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.commands, cmd)
-	s.mu.Unlock()
-	s.work.Done()
 }
 
 // touch notes that the shim is in use.

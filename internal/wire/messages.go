@@ -186,6 +186,10 @@ func SendExec(ch ssh.Channel, e *Exec) error {
 	return err
 }
 
+// Inline says whether a request with a payload has all of its Exec, so that
+// ReadExec will not read from the channel.
+func Inline(payload []byte) bool { return len(payload) != 8 }
+
 // ReadExec reads the Exec of a request with a payload; data is the channel's,
 // of which it reads no more than belongs to the Exec.
 func ReadExec(payload []byte, data io.Reader) (Exec, error) {
