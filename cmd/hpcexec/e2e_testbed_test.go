@@ -179,9 +179,12 @@ func TestE2ESurvives(t *testing.T) {
 		{"scancel", func(t *testing.T) { must(t, "login", "scancel", fmt.Sprint(show(t, name)["job_id"])) }},
 		{"kill of the master", func(t *testing.T) { must(t, "login", "pkill", "-KILL", "-f", "hpcexec master --host gpu2 ") }},
 		{"kill of the shim", func(t *testing.T) {
-			must(t, "gpu2", "sh", "-c", `pkill -KILL -P $(pgrep -P $(pgrep -f "$1"))`, "sh", instance)
+			must(t, "gpu2", "sh", "-c", `pkill -KILL -P $(pgrep -d, -P $(pgrep -f "$1"))`, "sh", instance)
 		}},
-		{"kill of the instance", func(t *testing.T) { must(t, "gpu2", "pkill", "-KILL", "-f", instance) }},
+		{"kill of the instance", func(t *testing.T) {
+			// A command that is sent to what dies has no known end: wait.
+			must(t, "gpu2", "sh", "-c", `p=$(pgrep -f "$1"); c=$(pgrep -P $p); kill -9 $p; while kill -0 $c; do sleep 0.1; done 2>/dev/null`, "sh", instance)
+		}},
 		{"kill of the supervisor", func(t *testing.T) { must(t, "gpu2", "pkill", "-KILL", "-f", "hpcexec supervise .*--session "+name+" ") }},
 		{"a node that is booted anew", func(t *testing.T) {
 			if out, err := exec.Command("../../testbed/node", "restart", "gpu2").CombinedOutput(); err != nil {
