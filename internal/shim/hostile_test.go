@@ -160,7 +160,9 @@ func TestBadRequests(t *testing.T) {
 
 func TestSecondCommandOnAChannel(t *testing.T) {
 	c := dial(t, serve(t, Options{}))
-	p := c.start(wire.Exec{Args: sh("sleep 600")})
+	file := tempDir(t) + "/up"
+	p := c.start(wire.Exec{Args: sh(`touch "$1"; sleep 600`, file)})
+	eventually(t, "the command runs", func() bool { _, err := os.Stat(file); return err == nil })
 	again := ssh.Marshal(struct{ Command string }{"echo second"})
 	for _, typ := range []string{"exec", "shell", wire.RequestExec} {
 		if ok, err := p.SendRequest(typ, true, again); ok || err != nil {

@@ -29,11 +29,10 @@ const (
 	// a connection that was lost: nobody waits for what they might still say.
 	lossGrace = 500 * time.Millisecond
 
-	// killLimit is how long processes that were killed are waited for, and
-	// closeLimit how long clients may take to read the last of it, when the
-	// shim ends. With the grace time it is less than the 3 s after which a
-	// supervisor kills the shim.
-	killLimit  = time.Second
+	// killLimit is how long processes that were killed are waited for, which
+	// takes milliseconds where none hangs in the kernel, and closeLimit how
+	// long clients may take to read the last of it when the shim ends.
+	killLimit  = 5 * time.Second
 	closeLimit = 300 * time.Millisecond
 )
 
