@@ -13,7 +13,8 @@
 // The clauses that every Executor keeps are numbered in docs/contract.md, and
 // each is a case of the conformance suite internal/exectest.
 //
-// This package imports the standard library only.
+// Beside the standard library this package imports internal/proctree alone,
+// which imports nothing else.
 package hpcexec
 
 import (

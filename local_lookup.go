@@ -134,26 +134,15 @@ func noDescriptors(err error) error {
 		WithHint("too many files are open: see ulimit -n")
 }
 
-// tooBig says which argument or variable, by its name, is too big for
-// execve(2): the kernel takes 128 KiB in each and a quarter of the stack's
-// limit in all.
+// tooBig is the error of more arguments and environment than execve(2) takes in
+// all: a quarter of the stack's limit. Single ones that are too big have been
+// refused by Request.Check.
 func tooBig(req *Request, env []string) error {
-	const limit = 128 << 10
 	total := 0
-	for i, a := range req.Args {
-		if len(a) >= limit {
-			return Errorf(ErrInvalid, "argument %d has %d bytes: %w", i, len(a), syscall.E2BIG).
-				WithHint("the system takes %d in one argument; pass it on stdin or in a file", limit-1)
+	for _, list := range [][]string{req.Args, env} {
+		for _, e := range list {
+			total += len(e) + 1
 		}
-		total += len(a) + 1
-	}
-	for _, e := range env {
-		if len(e) >= limit {
-			name, _, _ := strings.Cut(e, "=")
-			return Errorf(ErrInvalid, "environment variable %s has %d bytes: %w", name, len(e), syscall.E2BIG).
-				WithHint("the system takes %d with its name; pass it on stdin or in a file", limit-1)
-		}
-		total += len(e) + 1
 	}
 	return Errorf(ErrInvalid, "arguments and environment have %d bytes: %w", total, syscall.E2BIG).
 		WithHint("the system takes a quarter of the stack's limit (ulimit -s); pass them on stdin or in a file")

@@ -3,6 +3,7 @@ package hpcexec
 import (
 	"crypto/rand"
 	"encoding/base32"
+	"fmt"
 	"strings"
 )
 
@@ -24,6 +25,9 @@ func (r *Request) Check() error {
 		if strings.IndexByte(a, 0) >= 0 {
 			return Errorf(ErrInvalid, "argument %d has a NUL byte", i)
 		}
+		if len(a) >= maxString {
+			return tooLong(fmt.Sprintf("argument %d", i), len(a))
+		}
 	}
 	for _, list := range [][]string{r.Env, r.Secrets} {
 		for _, e := range list {
@@ -36,6 +40,9 @@ func (r *Request) Check() error {
 			}
 			if strings.IndexByte(value, 0) >= 0 {
 				return Errorf(ErrInvalid, "value of environment variable %s has a NUL byte", name)
+			}
+			if len(e) >= maxString {
+				return tooLong("environment variable "+name, len(e))
 			}
 		}
 	}
@@ -52,6 +59,15 @@ func (r *Request) Check() error {
 		return Errorf(ErrInvalid, "terminal size %d x %d is out of range", r.TTY.Cols, r.TTY.Rows)
 	}
 	return nil
+}
+
+// maxString is the length at which Linux refuses one argument or variable
+// (MAX_ARG_STRLEN in execve(2)), however much it takes of them together.
+const maxString = 128 << 10
+
+func tooLong(what string, n int) error {
+	return Errorf(ErrInvalid, "%s has %d bytes", what, n).
+		WithHint("Linux takes %d in one argument or variable; pass it on stdin or in a file", maxString-1)
 }
 
 // ValidEnvName says whether a name of an environment variable is accepted in

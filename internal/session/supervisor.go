@@ -61,9 +61,7 @@ func SuperviseMain(args []string) int {
 		}
 		return 0
 	}
-	// The kernel's default for a lost terminal or a closed log would end the
-	// session with them.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	survive()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("session", *name)
@@ -73,6 +71,18 @@ func SuperviseMain(args []string) int {
 		return 125
 	}
 	return 0
+}
+
+// survive keeps this process from ending with its terminal or its log. The
+// signals are received and dropped rather than ignored: what is ignored here
+// would be ignored by every command of the session.
+func survive() {
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
+	go func() {
+		for range dropped {
+		}
+	}()
 }
 
 // detachSelf starts the same command without --detach.
