@@ -3,6 +3,7 @@ package slurm
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -65,18 +66,14 @@ func plan(spec JobSpec, site Site, parts []Partition, nodes []Node) (Plan, error
 	spec.GPUs.Type = typ
 	named := spec.Partition != ""
 	var found []candidate
-	var refused []string // why each partition can't be it
-	var firstErr error
+	var refused []error // why each partition can't be it
 	for _, p := range parts {
 		if named && !slices.Contains(strings.Split(spec.Partition, ","), p.Name) {
 			continue
 		}
 		cand, err := consider(spec, site, p, nodes)
 		if err != nil {
-			refused = append(refused, p.Name+": "+err.Error())
-			if firstErr == nil {
-				firstErr = err
-			}
+			refused = append(refused, err)
 			continue
 		}
 		found = append(found, cand)
@@ -85,8 +82,8 @@ func plan(spec JobSpec, site Site, parts []Partition, nodes []Node) (Plan, error
 	case named && len(found)+len(refused) == 0:
 		return Plan{}, hpcexec.Errorf(hpcexec.ErrInvalid, "there is no partition %s", spec.Partition).
 			WithHint("partitions here: %s", partitionNames(parts))
-	case named && len(found) == 0 && len(refused) == 1:
-		return Plan{}, firstErr
+	case len(found) == 0 && len(refused) == 1:
+		return Plan{}, refused[0]
 	case len(found) == 0:
 		return Plan{}, impossible(spec, refused, nodes)
 	}
@@ -136,12 +133,13 @@ func consider(spec JobSpec, site Site, p Partition, nodes []Node) (candidate, er
 	}
 	switch {
 	case spec.GPUs.Count > most["GPUs"]:
-		what := "no " + gpuWords(spec.GPUs.Type)
-		if most["GPUs"] > 0 {
-			what = fmt.Sprintf("no node with more than %d %s", most["GPUs"], gpuWords(spec.GPUs.Type))
+		err := hpcexec.Errorf(hpcexec.ErrInvalid, "partition %s has no node with more than %d %s, and %d are asked for on each node",
+			p.Name, most["GPUs"], gpuWords(spec.GPUs.Type), spec.GPUs.Count)
+		if most["GPUs"] == 0 {
+			err = hpcexec.Errorf(hpcexec.ErrInvalid, "partition %s has no %s", p.Name, gpuWords(spec.GPUs.Type))
+			err.Err = errNoneThere
 		}
-		return cand, hpcexec.Errorf(hpcexec.ErrInvalid, "partition %s has %s, and %d are asked for on each node", p.Name, what, spec.GPUs.Count).
-			WithHint("there are: %s", gpuSummary(nodes))
+		return cand, err.WithHint("there are: %s", gpuSummary(nodes))
 	case spec.CPUs > most["CPUs"]:
 		return cand, hpcexec.Errorf(hpcexec.ErrInvalid, "partition %s has no node with more than %d CPUs, and %d are asked for", p.Name, most["CPUs"], spec.CPUs).
 			WithHint("ask for less with --cpus")
@@ -275,9 +273,20 @@ func gpuTypeOf(want GPURequest, nodes []Node) (string, error) {
 	return "", hpcexec.Errorf(hpcexec.ErrInvalid, "no node has GPUs of type %s", want.Type).WithHint("there are: %s", summary)
 }
 
-// impossible is the error of a request that no partition can serve.
-func impossible(spec JobSpec, refused []string, nodes []Node) error {
-	err := hpcexec.Errorf(hpcexec.ErrInvalid, "no partition can serve this: %s", strings.Join(refused, "; "))
+// impossible is the error of a request that no partition can serve. Of
+// partitions that have no such GPUs at all it doesn't speak where others have.
+func impossible(spec JobSpec, refused []error, nodes []Node) error {
+	var near, all []string
+	for _, err := range refused {
+		all = append(all, err.Error())
+		if !errors.Is(err, errNoneThere) {
+			near = append(near, err.Error())
+		}
+	}
+	if len(near) == 0 {
+		near = all
+	}
+	err := hpcexec.Errorf(hpcexec.ErrInvalid, "no partition can serve this: %s", strings.Join(near, "; "))
 	if spec.GPUs.Count == 0 {
 		return err
 	}
@@ -286,6 +295,8 @@ func impossible(spec JobSpec, refused []string, nodes []Node) error {
 	}
 	return hpcexec.Errorf(hpcexec.ErrInvalid, "this cluster has no GPUs")
 }
+
+var errNoneThere = errors.New("none of that type in the partition")
 
 // gpuSummary says what GPUs there are: "5 a100, at most 4 on a node; 2 h100".
 func gpuSummary(nodes []Node) string {

@@ -37,7 +37,7 @@ func TestPlanOfEachRelease(t *testing.T) {
 			{name: "all in use", spec: JobSpec{GPUs: GPURequest{"a100", 2}}, partition: "gpu", time: time.Hour, warn: "gpu1: 0 of 4 a100 free"},
 			{name: "short partition named", spec: JobSpec{Partition: "short"}, partition: "short", time: 2 * time.Minute},
 			{name: "more GPUs than any node", spec: JobSpec{GPUs: GPURequest{"h100", 3}}, wantErr: hpcexec.ErrInvalid,
-				text: "partition gpu has no node with more than 2 h100", hint: "5 a100, at most 4 on a node; 2 h100"},
+				text: "no partition can serve this: partition gpu has no node with more than 2 h100, and 3 are asked for on each node", hint: "5 a100, at most 4 on a node; 2 h100"},
 			{name: "more GPUs than the named partition", spec: JobSpec{Partition: "gpu", GPUs: GPURequest{Count: 5}}, wantErr: hpcexec.ErrInvalid,
 				text: "no node with more than 4 GPUs", hint: "there are: 5 a100"},
 			{name: "no such type", spec: JobSpec{GPUs: GPURequest{"v100", 1}}, wantErr: hpcexec.ErrInvalid,

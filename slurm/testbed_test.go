@@ -5,6 +5,7 @@ package slurm
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -23,11 +24,9 @@ func realClient(t *testing.T) (*Client, context.Context) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	t.Cleanup(cancel)
 	c := New(&hpcexec.Local{}, Options{})
-	site, err := c.Site(ctx)
-	if err != nil {
+	if _, err := c.Site(ctx); err != nil {
 		t.Fatalf("this test needs the testbed's login node: %v", err)
 	}
-	t.Logf("site: %+v", site)
 	return c, ctx
 }
 
@@ -236,16 +235,135 @@ func TestRealAllocation(t *testing.T) {
 	if resp.ExitCode != 42 || len(strings.Split(gpus, ",")) != 2 || rest != "x,y\nz sec ret" || errOut != "err" {
 		t.Errorf("got %d, %q, %q; want 42, the GPUs and variables, and err", resp.ExitCode, out, errOut)
 	}
-	begun := time.Now()
 	const n = 10
+	var own, bare time.Duration
 	for range n {
+		begun := time.Now()
 		run(t, ctx, a, hpcexec.Request{Args: []string{"true"}})
+		own += time.Since(begun)
+		begun = time.Now()
+		run(t, ctx, c.base, hpcexec.Request{Args: []string{"srun", "--jobid=" + a.id.local(), "--overlap", "-N1", "-n1", "--input=none", "true"}})
+		bare += time.Since(begun)
 	}
-	t.Logf("%v a command", time.Since(begun)/n)
+	t.Logf("%v a command, %v with bare srun", own/n, bare/n)
 	_, out, _ = run(t, ctx, a, hpcexec.Request{Args: []string{"env"}})
 	for _, not := range []string{"HPCEXEC_E_", "TESTBED", "hpcexec_"} {
 		if strings.Contains(out, not) {
 			t.Errorf("the environment has %s:\n%s", not, out)
 		}
+	}
+}
+
+func TestRealCarrier(t *testing.T) {
+	c, ctx := realClient(t)
+	a := realAllocation(t, c, ctx)
+	req, err := a.Carrier(ctx, "sh", "-c", `printf up; cat`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, feed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	heard, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer heard.Close()
+	req.Stdin, req.Stdout = in, out
+	done := make(chan error, 1)
+	go func() { _, err := c.base.Run(ctx, req); out.Close(); done <- err }()
+	// No newline anywhere: what is held back never comes.
+	read := func(want string) {
+		t.Helper()
+		b := make([]byte, len(want))
+		heard.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.ReadFull(heard, b); err != nil || string(b) != want {
+			t.Fatalf("got %q, %v; want %q", b, err, want)
+		}
+	}
+	read("up")
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for range 3 {
+		feed.Write(all)
+		read(string(all))
+	}
+	feed.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRealJobEndsUnderACommand has what happens to a command when its job is
+// cancelled: one that obeys SIGTERM has ended, and that is told.
+func TestRealJobEndsUnderACommand(t *testing.T) {
+	c, ctx := realClient(t)
+	a := realAllocation(t, c, ctx)
+	type end struct {
+		resp hpcexec.Response
+		err  error
+	}
+	ends := make(chan end, 1)
+	p, err := a.Start(ctx, hpcexec.Request{Args: []string{"sleep", "100"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { resp, err := p.Wait(); ends <- end{resp, err} }()
+	if _, err := c.Cancel(ctx, a.id, Match{}); err != nil {
+		t.Fatal(err)
+	}
+	e := <-ends
+	if e.err == nil && e.resp.ExitCode != 143 || e.err != nil && !errors.Is(e.err, hpcexec.ErrUnknownEnd) {
+		t.Errorf("got %+v, %v; want exit code 143, or ErrUnknownEnd", e.resp, e.err)
+	}
+	t.Logf("%+v, %v", e.resp, e.err)
+	if _, err := a.Run(ctx, hpcexec.Request{Args: []string{"true"}}); !errors.Is(err, hpcexec.ErrAllocationGone) {
+		t.Errorf("afterwards: got %v, want ErrAllocationGone", err)
+	}
+}
+
+func TestRealInventory(t *testing.T) {
+	c, ctx := realClient(t)
+	inv, err := c.GPUs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := map[string]GPURow{}
+	for _, r := range inv.Rows {
+		before[r.Partition+"/"+r.Type] = r
+	}
+	if r := before["gpu/h100"]; r.Total != 2 || r.Most != 2 || r.Nodes != 1 {
+		t.Errorf("gpu/h100: got %+v, want 2 on one node", r)
+	}
+	id := submit(t, c, ctx, JobSpec{Partition: "gpu", GPUs: GPURequest{"h100", 1}})
+	if _, err := c.Wait(ctx, id, nil); err != nil {
+		t.Fatal(err)
+	}
+	inv, err = c.GPUs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range inv.Rows {
+		t.Logf("%+v", r)
+		if r.Partition == "gpu" && r.Type == "h100" && r.InUse < 1 {
+			t.Errorf("got %+v, want one in use", r)
+		}
+	}
+}
+
+func TestRealPreflight(t *testing.T) {
+	c, ctx := realClient(t)
+	_, err := c.Preflight(ctx, JobSpec{GPUs: GPURequest{"h100", 3}})
+	if !errors.Is(err, hpcexec.ErrInvalid) || !strings.Contains(hpcexec.Hint(err), "h100") {
+		t.Errorf("got %v, hint %q; want ErrInvalid and what there is", err, hpcexec.Hint(err))
+	}
+	t.Logf("%v; %s", err, hpcexec.Hint(err))
+	_, err = c.Preflight(ctx, JobSpec{Partition: "nosuch"})
+	if !errors.Is(err, hpcexec.ErrInvalid) || !strings.Contains(hpcexec.Hint(err), "gpu") {
+		t.Errorf("got %v, hint %q; want ErrInvalid and the partitions", err, hpcexec.Hint(err))
 	}
 }
