@@ -47,7 +47,7 @@ func killAt(name string) error {
 
 // child is what the test binary does as another process.
 func child(mode string) int {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	dir := os.Getenv("OVERLAY_TEST_DIR")
 	fail := func(err error) int {

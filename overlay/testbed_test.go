@@ -99,21 +99,25 @@ func TestTwoNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := []string{"env", "OVERLAY_TEST_MODE=race", "OVERLAY_TEST_DIR=" + o.Dir(), "OVERLAY_TEST_ROUNDS=25", "OVERLAY_TEST_NO_KILL=1", self}
+	procs, rounds := 4, 25 // on each node, of each process
+	if os.Getenv("HPCEXEC_SOAK") != "" {
+		procs, rounds = 16, 32
+	}
+	env := []string{"env", "OVERLAY_TEST_MODE=race", "OVERLAY_TEST_DIR=" + o.Dir(), fmt.Sprint("OVERLAY_TEST_ROUNDS=", rounds), "OVERLAY_TEST_NO_KILL=1", self}
 	var wg sync.WaitGroup
 	for _, node := range [][]string{{"-p", "cpu", "-w", "cpu1"}, {"-p", "gpu", "-w", "gpu1"}} {
 		wg.Go(func() {
-			args := append(node, "-n4", "--overcommit", "--job-name=state-lease", "--time=3")
+			args := append(node, fmt.Sprint("-n", procs), "--overcommit", "--job-name=state-lease", "--time=10")
 			out, err := exec.CommandContext(t.Context(), "srun", append(args, env...)...).CombinedOutput()
-			if n := strings.Count(string(out), "done 25"); err != nil || n != 4 {
-				t.Errorf("%v: got %d processes that had their 25 turns, want 4: %v\n%s", node, n, err, out)
+			if n := strings.Count(string(out), fmt.Sprint("done ", rounds)); err != nil || n != procs {
+				t.Errorf("%v: got %d processes that had their %d turns, want %d: %v\n%s", node, n, rounds, procs, err, out)
 			}
 		})
 	}
 	wg.Wait()
 	top, err := highest(o.Dir())
-	if err != nil || top != 200 {
-		t.Errorf("got %d turns %v, want 200", top, err)
+	if want := 2 * procs * rounds; err != nil || top != want {
+		t.Errorf("got %d turns %v, want %d", top, err, want)
 	}
 	st, err := o.Status()
 	if err != nil || st.Held {
