@@ -3,6 +3,7 @@ package sshmux
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,22 +57,36 @@ func (s *sessions) enter(ctx context.Context) error {
 		select {
 		case <-w:
 		case <-ctx.Done():
-			s.leave(false) // in case w was just chosen, another one is
+			s.giveUp(w)
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// leave gives a slot back, or only wakes who waits for one.
-func (s *sessions) leave(had bool) {
+// leave gives a slot back.
+func (s *sessions) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if had {
-		s.open--
-	}
+	s.open--
+	s.wakeLocked()
+}
+
+func (s *sessions) wakeLocked() {
 	if len(s.waiting) > 0 {
 		close(s.waiting[0])
 		s.waiting = s.waiting[1:]
+	}
+}
+
+// giveUp takes a waiter out of the queue. One that was just woken wakes the
+// next instead.
+func (s *sessions) giveUp(w chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.waiting, w); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+	} else {
+		s.wakeLocked()
 	}
 }
 
@@ -104,21 +119,12 @@ func (h *Host) session(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Re
 		if err := h.sessions.enter(ctx); err != nil {
 			return nil, nil, nil, err
 		}
-		ch, reqs, err := h.conn.OpenChannel("session", nil)
-		if err == nil {
-			h.alive()
-			h.sessions.mu.Lock()
-			h.sessions.opened++
-			h.sessions.mu.Unlock()
-			var once sync.Once
-			return ch, reqs, func() { once.Do(func() { h.sessions.leave(true) }) }, nil
-		}
+		ch, reqs, done, others, err := h.trySession()
 		var refusal *ssh.OpenChannelError
-		if !errors.As(err, &refusal) {
-			h.sessions.leave(true)
-			return nil, nil, nil, openError(h.opts.Place, err)
+		if err == nil || !errors.As(err, &refusal) {
+			return ch, reqs, done, err
 		}
-		if h.sessions.refused() == 0 && time.Since(started) > refusedFor {
+		if others == 0 && time.Since(started) > refusedFor {
 			return nil, nil, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s refused a session: %w", h.opts.Place, err).
 				WithHint("ask the site about MaxSessions and about commands over ssh")
 		}
@@ -128,4 +134,45 @@ func (h *Host) session(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Re
 			return nil, nil, nil, context.Cause(ctx)
 		}
 	}
+}
+
+// secondSession is session for what does without where the server allows one
+// at a time. It fails at once then.
+func (h *Host) secondSession(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), err error) {
+	if h.sessions.max() != 1 {
+		if err := h.sessions.enter(ctx); err != nil {
+			return nil, nil, nil, err
+		}
+		ch, reqs, done, _, err := h.trySession()
+		if err == nil {
+			return ch, reqs, done, nil
+		}
+	}
+	if h.sessions.max() == 1 {
+		return nil, nil, nil, errOneSession
+	}
+	return h.session(ctx)
+}
+
+var errOneSession = errors.New("the host allows one session at a time")
+
+// trySession opens a session in a slot that was entered; it leaves it if it
+// fails. others is how many sessions there were beside one that was refused.
+func (h *Host) trySession() (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), others int, err error) {
+	ch, reqs, err = h.conn.OpenChannel("session", nil)
+	if err == nil {
+		h.alive()
+		h.sessions.mu.Lock()
+		h.sessions.opened++
+		h.sessions.mu.Unlock()
+		var once sync.Once
+		return ch, reqs, func() { once.Do(func() { h.sessions.leave() }) }, 0, nil
+	}
+	var refusal *ssh.OpenChannelError
+	if errors.As(err, &refusal) {
+		others = h.sessions.refused()
+	} else {
+		h.sessions.leave()
+	}
+	return nil, nil, nil, others, openError(h.opts.Place, err)
 }

@@ -103,7 +103,20 @@ func TestSessionsCount(t *testing.T) {
 	}
 	entered := make(chan error)
 	go func() { entered <- s.enter(ctx) }()
-	s.leave(true)
+	s.leave()
+	if err := <-entered; err != nil {
+		t.Error(err)
+	}
+	// One that gives up takes nobody's turn.
+	gone, give := context.WithCancel(ctx)
+	left := make(chan error)
+	go func() { left <- s.enter(gone) }()
+	wait(t, "the first waiter", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.waiting) == 1 })
+	go func() { entered <- s.enter(ctx) }()
+	wait(t, "the second waiter", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.waiting) == 2 })
+	give()
+	<-left
+	s.leave()
 	if err := <-entered; err != nil {
 		t.Error(err)
 	}

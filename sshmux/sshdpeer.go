@@ -63,7 +63,7 @@ func (p *sshdPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 	if err != nil {
 		return nil, err
 	}
-	ch, reqs, done, err := p.host.session(ctx)
+	ch, reqs, done, err := p.watcher.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -72,12 +72,8 @@ func (p *sshdPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 		released: done, started: make(chan error, 1), exited: make(chan struct{}), done: make(chan struct{}),
 	}
 	r.serve(reqs)
-	err = p.watcher.await(ctx)
-	if err == nil {
-		p.watcher.order("+ %s 0 0", mark)
-		err = r.launch(line, e)
-	}
-	if err != nil {
+	p.watcher.order("+ %s 0 0", mark)
+	if err := r.launch(line, e); err != nil {
 		p.watcher.order("- %s", mark)
 		r.abandon()
 		return nil, err

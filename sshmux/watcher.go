@@ -21,15 +21,13 @@ var watcherScript string
 // A watcher is a small shell program on a host whose server is not a shim. It
 // knows the commands that run there, ends them when it is told to, and ends
 // them all when the connection dies, which sshd itself doesn't. It takes one
-// session, opened once the first command has its own: where a site allows only
-// one, there is no watcher.
+// session; where a site allows only one, there is no watcher.
 type watcher struct {
 	host *Host
 
 	mu      sync.Mutex
-	ch      ssh.Channel   // nil until it runs
-	refused bool          // there will be none
-	settled chan struct{} // closed once one of the two is so
+	ch      ssh.Channel   // nil unless it runs
+	settled chan struct{} // nil: not begun; closed: it runs, or there is none
 	ends    map[string]chan int
 }
 
@@ -39,36 +37,56 @@ func program(grace time.Duration) string {
 	return evalLine(fmt.Sprintf("var=%s grace=%d\n%s", markVar, ticks, watcherScript))
 }
 
-// await starts the watcher, unless it runs, and waits until it listens or it is
-// clear that there will be none. So whatever is sent to the host later comes
-// after the order that registers it, and no command runs unknown.
-func (w *watcher) await(ctx context.Context) error {
+// session opens a session for a command. The first command has its session
+// before the watcher, the others wait for the watcher, so that there is one
+// where two sessions can be had. Whatever is sent to the host on the session
+// comes after the order that registers the command with the watcher: no command
+// runs unknown.
+func (w *watcher) session(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), err error) {
 	w.mu.Lock()
-	if w.settled == nil {
-		w.settled = make(chan struct{})
-		go w.run()
-	}
 	settled := w.settled
+	first := settled == nil
+	if first {
+		settled = make(chan struct{})
+		w.settled = settled
+	}
 	w.mu.Unlock()
-	select {
-	case <-settled:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if !first {
+		select {
+		case <-settled:
+		case <-ctx.Done():
+			return nil, nil, nil, context.Cause(ctx)
+		}
+		return w.host.session(ctx)
+	}
+	ch, reqs, done, err = w.host.session(ctx)
+	if err != nil {
+		w.settle(settled, nil, nil, err)
+		return nil, nil, nil, err
+	}
+	wch, lines, werr := w.open()
+	w.settle(settled, wch, lines, werr)
+	return ch, reqs, done, nil
+}
+
+// settle notes that the watcher runs, or that there is none so far.
+func (w *watcher) settle(settled chan struct{}, ch ssh.Channel, lines *bufio.Reader, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ch = ch
+	close(settled)
+	switch {
+	case err == nil:
+		go w.listen(ch, lines)
+	case !errors.Is(err, errOneSession):
+		w.settled = nil // the next command tries again
 	}
 }
 
-func (w *watcher) run() {
-	ch, r, err := w.open()
-	w.mu.Lock()
-	w.ch, w.refused = ch, err != nil
-	close(w.settled)
-	w.mu.Unlock()
-	if err != nil {
-		return
-	}
+// listen reads what the watcher says, to its end.
+func (w *watcher) listen(ch ssh.Channel, lines *bufio.Reader) {
 	for {
-		line, err := r.ReadString('\n')
+		line, err := lines.ReadString('\n')
 		if err != nil {
 			break
 		}
@@ -90,21 +108,18 @@ func (w *watcher) run() {
 func (w *watcher) open() (ssh.Channel, *bufio.Reader, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), watcherWait)
 	defer cancel()
-	if w.host.sessions.max() == 1 {
-		return nil, nil, errNoWatcher
-	}
-	ch, done, err := w.shell(ctx, "")
+	ch, end, err := w.shell(ctx, "", w.host.secondSession)
 	if err != nil {
 		return nil, nil, err
 	}
-	stop := context.AfterFunc(ctx, done)
+	stop := context.AfterFunc(ctx, end)
 	defer stop()
 	r := bufio.NewReader(ch)
 	for {
 		// Startup files of the user's shell may print something before.
 		line, err := r.ReadString('\n')
 		if err != nil {
-			done()
+			end()
 			return nil, nil, errNoWatcher
 		}
 		if strings.HasSuffix(line, watcherReady+"\n") {
@@ -114,10 +129,9 @@ func (w *watcher) open() (ssh.Channel, *bufio.Reader, error) {
 }
 
 // shell opens a session, runs the watcher's program in it, and gives it orders
-// to begin with. ctx bounds the whole session; so does end, which the caller
-// must call if the session ends before the connection.
-func (w *watcher) shell(ctx context.Context, orders string) (ch ssh.Channel, end func(), err error) {
-	ch, reqs, done, err := w.host.session(ctx)
+// to begin with. end closes the session.
+func (w *watcher) shell(ctx context.Context, orders string, session sessionFunc) (ch ssh.Channel, end func(), err error) {
+	ch, reqs, done, err := session(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -136,7 +150,10 @@ func (w *watcher) shell(ctx context.Context, orders string) (ch ssh.Channel, end
 	return ch, func() { ch.Close() }, nil
 }
 
-var errNoWatcher = errors.New("the host allows no second session")
+// A sessionFunc opens a session, like Host.session.
+type sessionFunc func(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, func(), error)
+
+var errNoWatcher = errors.New("the host runs no watcher")
 
 const (
 	// watcherReady is what the program says first.
@@ -198,7 +215,7 @@ func (w *watcher) end(id string, group int, tty bool) (left <-chan int, ok bool)
 // endAlone ends a command's tree with a session of its own, for hosts that
 // allow one at a time. The command's own session is closed.
 func (w *watcher) endAlone(ctx context.Context, id string, group int, tty bool) (left int, err error) {
-	ch, end, err := w.shell(ctx, endOrder(id, group, tty)+"\n")
+	ch, end, err := w.shell(ctx, endOrder(id, group, tty)+"\n", w.host.session)
 	if err != nil {
 		return 0, err
 	}
