@@ -58,6 +58,11 @@ func TestCrash(t *testing.T) {
 				defer i.Stop(context.Background(), 0)
 				tc.kill(i)
 				i.Parent.waitGone(t.Context(), time.Second)
+				if tc.name == "everything" {
+					for _, h := range i.Helpers {
+						h.waitGone(t.Context(), 5*time.Second)
+					}
+				}
 				begin := time.Now()
 				if how == "stop" {
 					st, err := i.Stop(t.Context(), 0)

@@ -108,14 +108,15 @@ echo "$hx_v" >&9
 //
 // The tree is the command, whoever has its HPCEXEC_RUN in the environment, and
 // all their descendants. Its members are kept as PID:START, so that a pid which
-// another process has got meanwhile isn't hit. Without grep or cat the shell
-// reads the files itself, byte by byte; that reading drops the NULs of environ
-// doesn't matter.
-const signalScript = `sigs=$1 pid=$2 run=$3 mode=$4 pauses=$5 tree= nl="
+// another process has got meanwhile isn't hit. Without cat or a grep that takes
+// NUL for a line's end the shell reads the files itself, byte by byte; that
+// reading drops the NULs of environ doesn't matter.
+const signalScript = `sigs=$1 pid=$2 run=$3 mode=$4 pauses=$5 tree= grep= nl="
 "
+if printf "a\0b\0" | grep -qzxF b 2>/dev/null; then grep=1; fi
 marked() {
-  if command -v grep >/dev/null; then
-    grep -lF "HPCEXEC_RUN=$run" /proc/[0-9]*/environ 2>/dev/null
+  if [ -n "$grep" ]; then
+    grep -lzxF "HPCEXEC_RUN=$run" /proc/[0-9]*/environ 2>/dev/null
     return
   fi
   for d in /proc/[0-9]*; do

@@ -207,3 +207,32 @@ func TestCheckSize(t *testing.T) {
 		})
 	}
 }
+
+// TestSignalScriptBare: the script does without grep and cat.
+func TestSignalScriptBare(t *testing.T) {
+	for _, path := range []string{"/nonexistent", os.Getenv("PATH")} {
+		run := hpcexec.NewID()
+		var cmds []*exec.Cmd
+		for _, mark := range []string{run, run, hpcexec.NewID()} {
+			cmd := exec.Command("sleep", "600")
+			cmd.Env = []string{"A=1\n2", "HPCEXEC_RUN=" + mark, "Z=" + strings.Repeat("z", 5000)}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Wait()
+			defer cmd.Process.Kill()
+			cmds = append(cmds, cmd)
+		}
+		script := exec.Command("/bin/sh", "-c", signalScript, "hpcexec", "TERM", "999999999", run, "tree", "0.05 0.1")
+		script.Env = []string{"PATH=" + path}
+		if out, err := script.CombinedOutput(); err != nil {
+			t.Errorf("PATH=%s: %v: %s", path, err, out)
+		}
+		for i, cmd := range cmds {
+			_, st, _ := procOf(cmd.Process.Pid)
+			if gone := st.state == 'Z'; gone != (i < 2) {
+				t.Errorf("PATH=%s: process %d: got state %q, want those of the run to be gone and no other", path, i, st.state)
+			}
+		}
+	}
+}
