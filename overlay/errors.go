@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"strings"
 	"syscall"
-	"time"
 
 	hpcexec "github.com/hpcexec/hpcexec"
 )
@@ -121,6 +120,3 @@ type classError struct{ class, err error }
 
 func (e *classError) Error() string   { return e.err.Error() }
 func (e *classError) Unwrap() []error { return []error{e.class, e.err} }
-
-// short is a duration for an error text.
-func short(d time.Duration) string { return d.Round(100 * time.Millisecond).String() }
