@@ -37,7 +37,8 @@ func (a *acquisition) judge(ctx context.Context, cur leaseFile) (wait time.Durat
 	if h.Host.Host == a.opts.self.Host {
 		// An earlier boot of this host, or container on it. Its clock was
 		// this one, so what passed before we looked counts as well. If it
-		// is another host of the same name, its beats show.
+		// is another host of the same name, its beats show, as long as
+		// its clock is less than the time of silence behind ours.
 		silent = max(silent, time.Since(cur.At))
 	} else if !a.gone { // asked once, those asked may be slow
 		if why := a.maybeAlive(ctx, h); why != "" {
