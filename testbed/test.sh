@@ -5,7 +5,7 @@
 # if it wasn't there before. As root, on Debian.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-log=$(mktemp -d) began=$SECONDS was_up='' failed=()
+log=$(mktemp -d) began=$SECONDS brought_up='' failed=()
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - began)); }
 fail() { failed+=("$1"); printf 'FAIL  %s\n' "$1"; }
 
@@ -13,8 +13,9 @@ fail() { failed+=("$1"); printf 'FAIL  %s\n' "$1"; }
 end() {
   local status=$?
   trap - EXIT INT TERM
-  [[ $was_up ]] || testbed/down >"$log/down" 2>&1 || status=1
-  rm -rf "$log" bin/test
+  [[ ! $brought_up ]] || testbed/down >"$log/down" 2>&1 || status=1
+  rm -rf bin/test
+  if ((status)); then echo "the logs are in $log"; else rm -rf "$log"; fi
   exit "$status"
 }
 trap end EXIT
@@ -23,8 +24,17 @@ trap 'exit 130' INT TERM
 # Unit tests that may skip, and why it says nothing when they do.
 may_skip='^(TestNothing)$'
 
-# shown FILE: what is worth reading in the output of go test -v.
-shown() { grep -vE '^(=== |\s*--- PASS|PASS$|ok )' "$1" | tail -n "${2:-200}"; }
+# shown FILE: what failed, from the output of go test -v.
+shown() {
+  awk '/^=== RUN +[^\/]+$/ { text = ""; failing = 0; next }
+    /^=== / { next }
+    /^--- (PASS|SKIP)/ { text = ""; failing = 0; next }
+    /^--- FAIL/ { printf "%s%s\n", text, $0; text = ""; failing = 1; next }
+    /^(FAIL|panic)/ { print; next }
+    failing { if (/FAIL/) print; next }
+    { text = text $0 "\n" }
+    END { printf "%s", text }' "$1" | tail -n 300
+}
 
 # skipped FILE: the tests in it that skipped and may not.
 skipped() { sed -nE 's/^\s*--- SKIP: ([^ ]+).*/\1/p' "$1" | grep -vE "$may_skip"; }
@@ -41,7 +51,7 @@ if ! timeout 600 go test -v -timeout 5m ./... >"$log/unit" 2>&1; then
   fail 'unit tests'
 fi
 for test in $(skipped "$log/unit"); do fail "$test skipped"; done
-echo "$(grep -cE '^\s*--- PASS' "$log/unit") passed"
+echo "$(grep -acE '^\s*--- PASS' "$log/unit") passed"
 
 # With the race detector: what has many goroutines. It needs a C compiler.
 race=(. ./internal/proctree ./internal/wire ./internal/shim ./sshmux ./cmd/hpcexec)
@@ -57,7 +67,7 @@ say 'build'
 make -s build || { fail 'build'; exit 1; }
 
 say 'cluster'
-testbed/on login true 2>/dev/null && was_up=1
+testbed/on login true 2>/dev/null || brought_up=1
 timeout 600 testbed/up || { fail 'cluster-up'; exit 1; }
 timeout 300 testbed/check >"$log/check" 2>&1 || { grep -A2 '^FAIL' "$log/check"; fail 'testbed/check'; }
 
@@ -74,7 +84,7 @@ verdict() {
   local name=$1 file=$2 test bad=''
   shift 2
   for test in "$@"; do
-    grep -qE "^--- PASS: $test " "$file" || { fail "$name $test"; bad=1; }
+    grep -aqE "^--- PASS: $test " "$file" || { fail "$name $test"; bad=1; }
   done
   while read -r test; do fail "$name $test skipped"; bad=1; done < <(sed -nE 's/^\s*--- SKIP: ([^ ]+).*/\1/p' "$file")
   [[ $bad ]] && shown "$file"
