@@ -61,6 +61,7 @@ func (c *Client) send(ctx context.Context, req *hpcexec.Request, flags uint32) (
 	}
 	e := wire.ExecOf(req)
 	e.ID = id
+	e.Merged = oneStream(req)
 	body := e.Marshal()
 	if len(body) > wire.MaxExec {
 		return nil, hpcexec.Errorf(hpcexec.ErrInvalid, "arguments and environment are %d bytes, more than %d", len(body), wire.MaxExec)
@@ -73,7 +74,7 @@ func (c *Client) send(ctx context.Context, req *hpcexec.Request, flags uint32) (
 		return nil, err
 	}
 	p := &clientProcess{c: c, ctx: ctx, conn: newMuxConn(conn), id: id, tty: req.TTY != nil}
-	fds, more, err := p.streams.open(req)
+	fds, more, err := p.streams.open(req, e.Merged)
 	if err == nil {
 		msg := execMsg{Flags: flags | more, Body: body}.append(hello{muxVersion}.append(nil), 1)
 		err = sendFDs(conn, msg, fds)

@@ -21,8 +21,9 @@ type clientStreams struct {
 	outs    []*gate
 }
 
-// open makes the descriptors, in the order of the flags that it returns.
-func (s *clientStreams) open(req *hpcexec.Request) (fds []int, flags uint32, err error) {
+// open makes the descriptors, in the order of the flags that it returns. Merged
+// says that stderr comes with stdout.
+func (s *clientStreams) open(req *hpcexec.Request, merged bool) (fds []int, flags uint32, err error) {
 	if req.Stdin != nil {
 		fd, err := s.input(req.Stdin)
 		if err != nil {
@@ -37,11 +38,9 @@ func (s *clientStreams) open(req *hpcexec.Request) (fds []int, flags uint32, err
 		}
 		fds, flags = append(fds, fd), flags|execStdout
 	}
-	if req.Stderr != nil && req.TTY == nil {
-		fd := -1
-		if req.Stdout != nil && same(req.Stdout, req.Stderr) {
-			fd = fds[len(fds)-1] // one pipe: one goroutine writes
-		} else if fd, err = s.output(req.Stderr); err != nil {
+	if req.Stderr != nil && req.TTY == nil && !merged {
+		fd, err := s.output(req.Stderr)
+		if err != nil {
 			return nil, 0, err
 		}
 		fds, flags = append(fds, fd), flags|execStderr

@@ -228,6 +228,9 @@ func (h *Host) Start(ctx context.Context, req hpcexec.Request) (hpcexec.Process,
 		req.ID = hpcexec.NewID()
 	}
 	e := wire.ExecOf(&req)
+	if oneStream(&req) {
+		e.Merged, req.Stderr = true, nil
+	}
 	p, err := h.start(ctx, &e, gated(req.Stdin, req.Stdout, req.Stderr))
 	if err != nil {
 		return nil, err

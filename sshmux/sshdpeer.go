@@ -54,7 +54,7 @@ func (p *sshdPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, erro
 		return nil, err
 	}
 	mark := hpcexec.NewID()
-	sc := script{token: tokenPrefix + mark, mark: markVar + "=" + mark, args: e.Args, dir: e.Dir}
+	sc := script{token: tokenPrefix + mark, mark: markVar + "=" + mark, args: e.Args, dir: e.Dir, merged: e.Merged}
 	sc.env = hpcexec.MergeEnv(e.Env, e.Secrets, []string{idVar + "=" + e.ID})
 	if e.TTY != nil && e.TTY.Term != "" && !slices.ContainsFunc(sc.env, func(v string) bool { return strings.HasPrefix(v, "TERM=") }) {
 		sc.env = append(sc.env, "TERM="+e.TTY.Term)

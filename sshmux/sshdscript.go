@@ -44,6 +44,8 @@ type script struct {
 	args  []string
 	env   []string // no name twice
 	dir   string
+
+	merged bool // stderr goes where stdout goes
 }
 
 // shellOnly are variables that shells make something else of than what they
@@ -102,6 +104,9 @@ func (s *script) line() (string, error) {
 		}
 	}
 	b.WriteString("unset hpcexec_v; printf '" + s.token + "\\n' >&2; printf '" + s.token + " " + saysPID + ` %s\n' "$$"; `)
+	if s.merged {
+		b.WriteString("exec 2>&1; ")
+	}
 	b.WriteString(`exec "$@"` + "\n")
 	return b.String(), nil
 }

@@ -2,14 +2,16 @@ package sshmux
 
 import (
 	"io"
+	"os"
 	"reflect"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hpcexec/hpcexec"
 )
 
 // A gate stands before a caller's Writer. Once it is shut nobody begins to
-// write to it, and one Write at a time goes through, also where stdout and
-// stderr are one Writer.
+// write to it, and one Write at a time goes through.
 type gate struct {
 	shut atomic.Bool
 	mu   sync.Mutex
@@ -34,21 +36,37 @@ func (g *gate) close() {
 	}
 }
 
-// gated is a caller's streams, the writers each behind a gate; the same gate
-// where they are the same.
+// gated is a caller's streams, the writers each behind a gate.
 func gated(in io.Reader, out, err io.Writer) stdio {
 	s := stdio{in: in}
 	if out != nil {
 		s.out = &gate{w: out}
 	}
-	switch {
-	case err == nil:
-	case out != nil && same(out, err):
-		s.err = s.out
-	default:
+	if err != nil {
 		s.err = &gate{w: err}
 	}
 	return s
+}
+
+// oneStream says whether a command's stdout and stderr go to the same place, so
+// that they must come as one stream to keep their order.
+func oneStream(req *hpcexec.Request) bool {
+	if req.TTY != nil || req.Stdout == nil || req.Stderr == nil {
+		return false
+	}
+	return same(req.Stdout, req.Stderr) || sameFile(req.Stdout, req.Stderr)
+}
+
+// sameFile says whether two writers are one file, as after `>log 2>&1`.
+func sameFile(a, b io.Writer) bool {
+	fa, ok1 := a.(*os.File)
+	fb, ok2 := b.(*os.File)
+	if !ok1 || !ok2 {
+		return false
+	}
+	ia, err1 := fa.Stat()
+	ib, err2 := fb.Stat()
+	return err1 == nil && err2 == nil && os.SameFile(ia, ib)
 }
 
 func same(a, b io.Writer) bool {

@@ -54,6 +54,9 @@ func (s *session) exec(payload []byte) {
 	if e.HasStdin {
 		req.Stdin = s.ch
 	}
+	if e.Merged {
+		req.Stderr = req.Stdout // one writer: Local makes it one pipe
+	}
 	resp, err := s.run(req, e.Background)
 	if err == error(errCancel) && !resp.Ended.IsZero() {
 		err = nil // the client knows why it ended, and asks how

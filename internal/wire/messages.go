@@ -74,6 +74,10 @@ type Exec struct {
 	// HasStdin: the channel's data is the command's stdin. Else it is empty.
 	HasStdin bool
 
+	// Merged: stderr is written where stdout is, in the order of writing, as
+	// one stream; nothing comes as stderr.
+	Merged bool
+
 	// Background: the command outlives its channel, its connection, and the
 	// master's beat. What it writes then is discarded.
 	Background bool
@@ -84,6 +88,7 @@ const (
 	flagStdin = 1 << iota
 	flagBackground
 	flagTTY
+	flagMerged
 )
 
 const flagTimedOut = 1
@@ -116,6 +121,9 @@ func (e *Exec) Marshal() []byte {
 	}
 	if e.TTY != nil {
 		flags |= flagTTY
+	}
+	if e.Merged {
+		flags |= flagMerged
 	}
 	w.uint32(flags)
 	w.uint64(uint64(e.Timeout))
@@ -156,7 +164,8 @@ func ParseExec(b []byte) (Exec, error) {
 	e.Secrets = r.list()
 	e.HasStdin = flags&flagStdin != 0
 	e.Background = flags&flagBackground != 0
-	if flags&^(flagStdin|flagBackground|flagTTY) != 0 {
+	e.Merged = flags&flagMerged != 0
+	if flags&^(flagStdin|flagBackground|flagTTY|flagMerged) != 0 {
 		r.fail("unknown flags")
 	}
 	if err := r.end("exec"); err != nil {
