@@ -132,6 +132,8 @@ func (p *lineParser) argument() string {
 		return "snapshot"
 	case "completion":
 		return "shell"
+	case "cp", "sync":
+		return "files"
 	}
 	return ""
 }
@@ -147,6 +149,13 @@ func (in *invocation) values(kind string) []string {
 		return []string{"dir"}
 	case "shell":
 		return []string{"bash", "zsh", "fish"}
+	case "files":
+		// Of what is on this machine, the shell knows more.
+		names := in.values("session")
+		for i := range names {
+			names[i] += ":"
+		}
+		return names
 	case "session", "snapshot":
 		m, err := in.manager()
 		if err != nil {
