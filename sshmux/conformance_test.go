@@ -2,6 +2,10 @@ package sshmux
 
 import (
 	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/hpcexec/hpcexec"
@@ -42,11 +46,75 @@ func TestConformanceClient(t *testing.T) {
 	path := serveShim(t)
 	exectest.Run(t, exectest.Suite{
 		New: func(t *testing.T) hpcexec.Executor {
-			return attachShim(t, serveMaster(t, MasterOptions{}), path)
+			line := newLine(t, path)
+			return &linedClient{attachShim(t, serveMaster(t, MasterOptions{}), line.path), line}
 		},
 		Probe: here,
 		Facts: &shimFacts,
+		Break: func(t *testing.T, ex hpcexec.Executor) { ex.(*linedClient).line.cut() },
 	})
+}
+
+// A linedClient is a client whose master reaches the shim through a line that
+// can be cut.
+type linedClient struct {
+	*Client
+	line *line
+}
+
+// A line carries connections to a socket, until they are cut.
+type line struct {
+	path string
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func newLine(t testing.TB, to string) *line {
+	t.Helper()
+	l := &line{path: filepath.Join(tempDir(t), "line")}
+	ln, err := net.Listen("unix", l.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			a, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			b, err := net.Dial("unix", to)
+			if err != nil {
+				a.Close()
+				continue
+			}
+			l.mu.Lock()
+			l.conns = append(l.conns, a, b)
+			l.mu.Unlock()
+			for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
+				serving.Go(func() {
+					io.Copy(way[0], way[1])
+					way[0].Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		l.cut()
+		serving.Wait()
+	})
+	return l
+}
+
+func (l *line) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.conns {
+		c.Close()
+	}
+	l.conns = nil
 }
 
 func TestConformanceSSHD(t *testing.T) {

@@ -438,6 +438,9 @@ func (r *sshdProc) wait() (wire.Exit, error) {
 	defer r.mu.Unlock()
 	x := r.exit
 	x.Started, x.Ended, x.TimedOut = r.began, r.ended, r.timedOut && r.known
+	if x.Ended.Before(x.Started) {
+		x.Ended = x.Started // the two were told on ways that don't keep an order
+	}
 	switch {
 	case r.cancel || cut && r.ctx.Err() != nil:
 		cause := context.Cause(r.ctx)

@@ -13,6 +13,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 )
 
 // A connection is one client.
@@ -54,6 +55,10 @@ func (c *connection) session(nc ssh.NewChannel) {
 	c.s.working.Go(func() {
 		for r := range reqs {
 			r.Reply(sess.request(r), nil)
+			if sess.begin != nil { // the process, after the answer
+				sess.begin()
+				sess.begin = nil
+			}
 		}
 		close(sess.gone)
 		sess.hangup()
@@ -66,6 +71,8 @@ type session struct {
 	c    *connection
 	ch   ssh.Channel
 	gone chan struct{} // the client has closed the channel
+
+	begin func() // of the goroutine that serves requests
 
 	mu      sync.Mutex
 	env     []string
@@ -102,14 +109,13 @@ func (s *session) request(r *ssh.Request) bool {
 			return false
 		}
 		s.env = append(s.env, "TERM="+m.Term)
-		pty.Setsize(s.pty, &pty.Winsize{Cols: uint16(m.Cols), Rows: uint16(m.Rows)})
-		return true
+		return setSize(s.pty, m.Cols, m.Rows)
 	case "window-change":
 		var m struct{ Cols, Rows, XPixel, YPixel uint32 }
 		if ssh.Unmarshal(r.Payload, &m) != nil || s.pty == nil {
 			return false
 		}
-		return pty.Setsize(s.pty, &pty.Winsize{Cols: uint16(m.Cols), Rows: uint16(m.Rows)}) == nil
+		return setSize(s.pty, m.Cols, m.Rows)
 	case "signal":
 		var m struct{ Name string }
 		if ssh.Unmarshal(r.Payload, &m) != nil || s.group == 0 || s.c.s.opts.NoSignal {
@@ -215,7 +221,7 @@ func (s *session) start(cmd *exec.Cmd) error {
 		return err
 	}
 	s.group = cmd.Process.Pid
-	s.copy(cmd, ours)
+	s.begin = func() { s.copy(cmd, ours) }
 	return nil
 }
 
@@ -246,10 +252,26 @@ func (s *session) copy(cmd *exec.Cmd, ours []*os.File) {
 		outputs.Wait()
 		s.ch.CloseWrite()
 		s.ch.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		for _, f := range ours {
 			f.Close()
 		}
 	})
+}
+
+// setSize sets the size of a terminal. (pty.Setsize would take it out of
+// non-blocking mode.)
+func setSize(f *os.File, cols, rows uint32) bool {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ok := false
+	rc.Control(func(fd uintptr) {
+		ok = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)}) == nil
+	})
+	return ok
 }
 
 // tell says how the process ended.
