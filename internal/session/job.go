@@ -171,6 +171,30 @@ func (m *Manager) jobGone(ctx context.Context, rec *Record) (bool, error) {
 	return !ok || st.State.Ended() || st.State == slurm.Gone, nil
 }
 
+// jobOver is jobGone that waits while the job is being cleaned up: it can't
+// serve any more then, and its node refuses logins at many sites.
+func (m *Manager) jobOver(ctx context.Context, rec *Record) (bool, error) {
+	if !m.isSlurm(rec) {
+		return false, nil
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		st, ok, err := m.job(ctx, rec)
+		switch {
+		case err != nil:
+			return false, err
+		case !ok || st.State.Ended() || st.State == slurm.Gone:
+			return true, nil
+		case st.State != slurm.Completing || time.Now().After(deadline):
+			return false, nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
 // cancelJob ends the job of the latest start, if it hasn't ended.
 func (m *Manager) cancelJob(ctx context.Context, rec *Record) error {
 	if !m.isSlurm(rec) || rec.Start == nil {

@@ -67,7 +67,7 @@ func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
 		}
 		return nil, m.forget(ctx, rec)
 	}
-	if gone, e := m.jobGone(ctx, rec); e == nil && gone {
+	if gone, e := m.jobOver(ctx, rec); e == nil && gone {
 		return nil, m.forget(ctx, rec)
 	}
 	return nil, hpcexec.Errorf(kindOf(err), "session %s may be alive on %s: %w", rec.Name, state.Node.Host, err).
@@ -116,14 +116,22 @@ func (m *Manager) inquire(ctx context.Context, rec *Record, state *State) (*Stat
 		return nil, dead, nil
 	}
 	conn, err := m.dialControl(ctx, rec, state)
-	if err != nil {
-		return nil, reached(err), err
+	if err == nil {
+		a, e := ask(ctx, conn, question{Op: "status", Token: state.Token}, nil)
+		if e == nil && a.State != nil {
+			return a.State, alive, nil
+		}
+		err = e
 	}
-	a, err := ask(ctx, conn, question{Op: "status", Token: state.Token}, nil)
-	if err != nil || a.State == nil {
-		return nil, reached(err), err
+	if h := reached(err); h != unknown {
+		return nil, h, err
 	}
-	return a.State, alive, nil
+	// The way there tells no more than that nobody answered. The node itself
+	// knows whether the process lives.
+	if e := m.reap(ctx, rec, state); e == nil {
+		return nil, dead, err
+	}
+	return nil, unknown, err
 }
 
 // reached says what a failed connection to a supervisor's socket tells: a

@@ -15,7 +15,8 @@ import (
 
 // reap ends what a killed supervisor left on its node where its guard was
 // killed with it: the instance, and the processes that have the start's token.
-// Whoever calls it knows that the supervisor is dead.
+// While the supervisor lives, or where its node can't be asked, it does
+// nothing and returns an error.
 func (m *Manager) reap(ctx context.Context, rec *Record, state *State) error {
 	if self, err := selfID(); err == nil && self.Same(state.Node) {
 		return reap(ctx, m.Dirs, rec.Name, state.Token, slog.New(slog.DiscardHandler))
@@ -31,18 +32,36 @@ func (m *Manager) reap(ctx context.Context, rec *Record, state *State) error {
 		},
 		Stdout: &out, Stderr: &out, Timeout: time.Minute,
 	})
-	if err == nil && resp.ExitCode != 0 {
+	if err == nil && resp.ExitCode == exitAlive {
+		err = errAlive
+	} else if err == nil && resp.ExitCode != 0 {
 		err = hpcexec.Errorf(hpcexec.ErrUnavailable, "what session %s left on %s could not be ended: %s", rec.Name, state.Addr, strings.TrimSpace(out.String()))
 	}
 	return err
 }
 
-// reap is Manager.reap on the node itself. It does nothing while the
-// supervisor of the start lives, and gives its guard time to do the same.
+// errAlive says that there is nothing to reap: the supervisor lives.
+var errAlive = hpcexec.Errorf(hpcexec.ErrUnavailable, "the session's supervisor is alive")
+
+// exitAlive is the exit code of `hpcexec reap` for errAlive.
+const exitAlive = 75
+
+// reap is Manager.reap on the node itself. While the supervisor of the start
+// lives it does nothing and returns errAlive.
 func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) error {
 	state, err := dirs.loadState(name)
-	if err != nil || state == nil || state.Token != token || state.Proc.Alive() {
+	if err != nil || state == nil || state.Token != token {
 		return err
+	}
+	self, err := selfID()
+	if err != nil {
+		return err
+	}
+	if !self.Same(state.Node) {
+		return nil // the node was rebooted: nothing of that time runs
+	}
+	if state.Proc.Alive() {
+		return errAlive
 	}
 	if state.Runtime != nil {
 		if err := stopNamed(ctx, state.Runtime, state.Instance, log); err != nil {
@@ -86,7 +105,11 @@ func ReapMain(args []string) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := reap(ctx, dirs, *name, *token, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+	err := reap(ctx, dirs, *name, *token, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err == error(errAlive) {
+		return exitAlive
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "hpcexec reap:", err)
 		return 125
 	}
