@@ -99,7 +99,7 @@ func TestExitTableInDocs(t *testing.T) {
 // Every field that a command prints is told in docs/json.md.
 func TestFieldsInDocs(t *testing.T) {
 	doc := readDoc(t, "json.md")
-	for _, v := range []any{snapshots.Snapshot{}, snapshotJSON{}, snapshots.Image{}, execResult{}, copyResult{}, pathProblem{}, copyAction{}, session.Info{}, gpuRow{}, check{}, checkup{}, errorJSON{}} {
+	for _, v := range []any{snapshots.Snapshot{}, snapshotJSON{}, snapshots.Image{}, execResult{}, copyResult{}, pathProblem{}, copyAction{}, session.Info{}, gpuList{}, gpuRow{}, gpuNote{}, check{}, checkup{}, errorJSON{}} {
 		typ := reflect.TypeOf(v)
 		for i := range typ.NumField() {
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -18,9 +17,12 @@ func (in *invocation) gpusCommand() *cli.Command {
 		Name:      "gpus",
 		Usage:     "list the cluster's GPUs: how many, how many are free, why not",
 		UsageText: "hpcexec gpus",
-		Description: `A line per partition and type of GPU. A GPU is free when no job has it and
-its node takes jobs; whether yours starts at once also depends on the CPUs and
-the memory that it asks for, and on who else waits.
+		Description: `A line for each partition and type of GPU:
+
+   FREE      no job has them, and their nodes take jobs
+   USABLE    free, and a CPU and memory are free beside each
+   AT ONCE   the most usable ones on one node: what --gpus N can get now, if
+             nobody else waits for them
 
 EXAMPLES:
    hpcexec gpus
@@ -34,92 +36,79 @@ func (in *invocation) gpus(c *cli.Context) error {
 		return err
 	}
 	return in.interruptible(c.Context, func(ctx context.Context) error {
-		client := slurm.New(&hpcexec.Local{}, slurm.Options{})
-		parts, err := client.Partitions(ctx)
+		inv, err := slurm.New(&hpcexec.Local{}, slurm.Options{}).GPUs(ctx)
 		if err != nil {
 			return err
 		}
-		nodes, err := client.Nodes(ctx)
-		if err != nil {
-			return err
-		}
-		rows := gpuInventory(parts, nodes)
 		if in.json {
-			return printJSON(in.out, map[string]any{"gpus": notNil(rows)})
+			return printJSON(in.out, gpusJSON(inv))
 		}
-		if len(rows) == 0 {
+		if len(inv.Rows) == 0 {
 			_, err := fmt.Fprintln(in.out, "this cluster has no GPUs")
 			return err
 		}
-		t := newTable("PARTITION", "TYPE", "NODES", "TOTAL", "IN USE", "FREE", "MOST FREE ON A NODE", "WHY NOT")
-		for _, r := range rows {
+		t := newTable("PARTITION", "TYPE", "NODES", "TOTAL", "IN USE", "FREE", "USABLE", "AT ONCE", "WHY NOT")
+		for _, r := range inv.Rows {
+			var why []string
+			if r.Closed != "" {
+				why = append(why, r.Closed)
+			}
+			for _, n := range r.Why {
+				why = append(why, fmt.Sprintf("%d on %s: %s", n.GPUs, n.Node, n.Why))
+			}
 			t.row(r.Partition, r.Type, fmt.Sprint(r.Nodes), fmt.Sprint(r.Total), fmt.Sprint(r.InUse), fmt.Sprint(r.Free),
-				fmt.Sprint(r.MostFree), strings.Join(r.Why, "; "))
+				fmt.Sprint(r.Usable), fmt.Sprint(r.Best), strings.Join(why, "; "))
 		}
 		return t.print(in.out)
 	})
 }
 
-// gpuRow is what gpus says of one type of GPU in one partition.
+// gpuList is what gpus --json prints.
+type gpuList struct {
+	AsOf time.Time `json:"as_of"`
+	GPUs []gpuRow  `json:"gpus"`
+}
+
+// gpuRow is slurm.GPURow.
 type gpuRow struct {
-	Partition  string   `json:"partition"`
-	Type       string   `json:"type"` // empty where the site names none
-	Nodes      int      `json:"nodes"`
-	Total      int      `json:"total"`
-	InUse      int      `json:"in_use"`
-	Blocked    int      `json:"blocked"` // not in use, on nodes that take no jobs
-	Free       int      `json:"free"`
-	MaxPerNode int      `json:"max_per_node"`
-	MostFree   int      `json:"most_free_on_a_node"`
-	Why        []string `json:"why"` // why some can't be had: a reason per node
+	Partition  string    `json:"partition"`
+	Default    bool      `json:"default"`
+	Type       string    `json:"type"`
+	MaxTime    *int64    `json:"max_time_seconds"` // null: no limit
+	Nodes      int       `json:"nodes"`
+	MaxPerNode int       `json:"max_per_node"`
+	Total      int       `json:"total"`
+	InUse      int       `json:"in_use"`
+	Down       int       `json:"down"`
+	Free       int       `json:"free"`
+	Usable     int       `json:"usable"`
+	AtOnce     int       `json:"at_once"`
+	Closed     string    `json:"closed"`
+	Why        []gpuNote `json:"why"`
 }
 
-// gpuInventory counts the GPUs by partition and type.
-func gpuInventory(parts []slurm.Partition, nodes []slurm.Node) []gpuRow {
-	var rows []gpuRow
-	for _, p := range parts {
-		of := map[string]*gpuRow{}
-		for _, n := range nodes {
-			if !slices.Contains(n.Partitions, p.Name) {
-				continue
-			}
-			for typ, total := range n.GPUs {
-				r := of[typ]
-				if r == nil {
-					r = &gpuRow{Partition: p.Name, Type: typ, Why: []string{}}
-					of[typ] = r
-					if p.State != "UP" {
-						r.Why = append(r.Why, "the partition is closed ("+p.State+")")
-					}
-				}
-				r.count(p, n, total)
-			}
-		}
-		for _, r := range of {
-			rows = append(rows, *r)
-		}
-	}
-	slices.SortFunc(rows, func(a, b gpuRow) int {
-		return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Type, b.Type))
-	})
-	return rows
+// gpuNote is slurm.NodeNote.
+type gpuNote struct {
+	Node   string `json:"node"`
+	GPUs   int    `json:"gpus"`
+	Reason string `json:"reason"`
 }
 
-// count adds a node's GPUs of the row's type.
-func (r *gpuRow) count(p slurm.Partition, n slurm.Node, total int) {
-	used := min(total, n.GPUsInUse[r.Type])
-	r.Nodes++
-	r.Total += total
-	r.InUse += used
-	r.MaxPerNode = max(r.MaxPerNode, total)
-	switch why := n.Blocked(); {
-	case why != "":
-		r.Blocked += total - used
-		r.Why = append(r.Why, n.Name+" is "+why)
-	case p.State != "UP":
-		r.Blocked += total - used
-	default:
-		r.Free += total - used
-		r.MostFree = max(r.MostFree, total-used)
+func gpusJSON(inv slurm.Inventory) gpuList {
+	list := gpuList{AsOf: inv.AsOf.UTC(), GPUs: []gpuRow{}}
+	for _, r := range inv.Rows {
+		row := gpuRow{
+			Partition: r.Partition, Default: r.Default, Type: r.Type, Nodes: r.Nodes, MaxPerNode: r.Most,
+			Total: r.Total, InUse: r.InUse, Down: r.Down, Free: r.Free, Usable: r.Usable, AtOnce: r.Best, Closed: r.Closed, Why: []gpuNote{},
+		}
+		if r.MaxTime != slurm.Unlimited {
+			seconds := int64(r.MaxTime.Seconds())
+			row.MaxTime = &seconds
+		}
+		for _, n := range r.Why {
+			row.Why = append(row.Why, gpuNote{n.Node, n.GPUs, n.Why})
+		}
+		list.GPUs = append(list.GPUs, row)
 	}
+	return list
 }
