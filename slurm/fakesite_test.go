@@ -73,6 +73,9 @@ func (f *fakeSite) Run(ctx context.Context, req hpcexec.Request) (hpcexec.Respon
 	} else {
 		stdout, stderr, exit = f.slurm(prog, args, stdin)
 	}
+	if err == nil && ctx.Err() != nil {
+		return hpcexec.Response{}, context.Cause(ctx) // killed before it could answer
+	}
 	io.WriteString(req.Stdout, stdout)
 	io.WriteString(req.Stderr, stderr)
 	return hpcexec.Response{ExitCode: exit}, err

@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -279,5 +280,50 @@ func TestStates(t *testing.T) {
 		if !s.Ended() {
 			t.Errorf("%s doesn't count as ended", s)
 		}
+	}
+}
+
+// TestJobElsewhere has a job that squeue doesn't list any more.
+func TestJobElsewhere(t *testing.T) {
+	const header = "JobID|JobIDRaw|User|Account|Partition|QOS|State|ExitCode|Reason|Submit|Start|End|TimelimitRaw|NodeList|Comment|JobName\n"
+	record := func(state, exit string) string {
+		return header + "7|7|ada|proj|gpu|normal|" + state + "|" + exit + "|None|2026-11-30T20:18:34|2026-11-30T20:18:35|2026-11-30T20:19:35|10|gpu1||a|b\n"
+	}
+	const noJob, noDB = "slurm_load_jobs error: Invalid job id specified\n", "Slurm accounting storage is disabled\n"
+	for _, tt := range []struct {
+		name                 string
+		sacct, sacctErr      string
+		scontrol, controlErr string
+		state                State
+		code                 int
+		from                 string
+		wantErr              error
+	}{
+		{name: "in the accounting", sacct: record("FAILED", "3:0"), controlErr: noJob, state: Failed, code: 3, from: "sacct"},
+		{name: "cancelled by", sacct: record("CANCELLED by 2001", "0:0"), controlErr: noJob, state: Cancelled, from: "sacct"},
+		{name: "the accounting lags", sacct: record("RUNNING", "0:0"), controlErr: noJob, state: Gone},
+		{name: "no accounting", sacctErr: noDB, controlErr: noJob, state: Gone},
+		{name: "no accounting, the controller knows it", sacctErr: noDB, scontrol: "JobId=7 JobName=x UserId=ada(2001) JobState=COMPLETED ExitCode=0:0\n", state: Completed, from: "scontrol"},
+		{name: "the controller is down by now", sacctErr: noDB, controlErr: "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", state: Unknown, wantErr: ErrController},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &fakeSite{answer: func(prog string, args []string, _ string) (string, string, int, error) {
+				exit := func(stderr string) int { return min(len(stderr), 1) }
+				switch prog {
+				case "sacct":
+					return tt.sacct, tt.sacctErr, exit(tt.sacctErr), nil
+				case "scontrol":
+					return tt.scontrol, tt.controlErr, exit(tt.controlErr), nil
+				}
+				return "", "", 0, nil
+			}}
+			s, err := fakeClient(t, f).Job(t.Context(), JobID{Job: 7})
+			if !errors.Is(err, tt.wantErr) || (err == nil) != (tt.wantErr == nil) || s.State != tt.state || s.ExitCode != tt.code || s.From != tt.from {
+				t.Errorf("got %+v, %v; want %s, exit code %d, from %q, %v", s, err, tt.state, tt.code, tt.from, tt.wantErr)
+			}
+			if tt.from == "sacct" && s.Name != "a|b" {
+				t.Errorf("got name %q, want a|b", s.Name)
+			}
+		})
 	}
 }

@@ -137,6 +137,9 @@ func TestInventorySaysWhyNot(t *testing.T) {
 		"NodeName=n5 State=MIXED+DRAIN CPUAlloc=1 CPUTot=8 RealMemory=1000 AllocMem=0 Gres=gpu:a100:4 GresUsed=gpu:a100:1(IDX:0) Partitions=gpu Reason=bad fan",
 		"NodeName=n6 State=IDLE CPUAlloc=0 CPUTot=8 CPUEfctv=6 RealMemory=1000 AllocMem=0 Gres=gpu:4 GresUsed=gpu:(null):1(IDX:0) Partitions=gpu",
 	}, "\n"))
+	if n := ParseNodes("NodeName=n7 State=MIXED CPUTot=8 Gres=gpu:a100:4 GresUsed=gpu:3(IDX:0-2)")[0]; n.GPUsFree("a100") != 1 {
+		t.Errorf("use without a type: got %d free, want 1", n.GPUsFree("a100"))
+	}
 	inv := inventory(ada, parts, nodes)
 	if len(inv.Rows) != 3 {
 		t.Fatalf("got %+v, want 3 rows", inv.Rows)
