@@ -14,7 +14,7 @@ import (
 
 // errorJSON is how an error stands in the output of --json.
 type errorJSON struct {
-	Type    string `json:"type"` // as hpcexec.KindName, or "pending" or "interrupted"
+	Type    string `json:"type"` // as hpcexec.KindName, or "interrupted"
 	Message string `json:"message"`
 	Hint    string `json:"hint"`
 }
@@ -26,13 +26,10 @@ func describe(err error) *errorJSON {
 		pending   *session.PendingError
 		interrupt *interruptError
 	)
-	switch {
-	case errors.As(err, &pending):
-		e.Type = "pending"
-		if e.Hint == "" {
-			e.Hint = "the job stays in the queue: run the same command again, or `hpcexec session stop " + pending.Session + "`"
-		}
-	case errors.As(err, &interrupt):
+	if errors.As(err, &pending) && e.Hint == "" {
+		e.Hint = "the job stays in the queue: run the same command again, or `hpcexec session stop " + pending.Session + "`"
+	}
+	if errors.As(err, &interrupt) {
 		e.Type = "interrupted"
 	}
 	return e

@@ -32,7 +32,7 @@ func TestExitCode(t *testing.T) {
 		{"allocation", hpcexec.ErrAllocationGone, 125, "allocation_gone"},
 		{"unknown end", hpcexec.ErrUnknownEnd, 125, "unknown_end"},
 		{"denied", hpcexec.ErrDenied, 125, "denied"},
-		{"pending", fmt.Errorf("start: %w", &session.PendingError{Session: "x", Reason: "priority"}), 75, "pending"},
+		{"pending", fmt.Errorf("start: %w", &session.PendingError{Session: "x", Reason: "priority"}), 75, "unavailable"},
 		{"Ctrl-C", fmt.Errorf("start: %w", &interruptError{syscall.SIGINT}), exitInterrupted, "interrupted"},
 		{"TERM", &interruptError{syscall.SIGTERM}, 143, "interrupted"},
 		{"ours", errors.New("a fault"), 125, "internal"},
@@ -53,7 +53,11 @@ func TestExitCode(t *testing.T) {
 			if tt.kind == "interrupted" {
 				code = "128+n"
 			}
-			if row := fmt.Sprintf("| `%s` | %s |", tt.kind, code); !strings.Contains(doc, row) {
+			kind := "`" + tt.kind + "`"
+			if tt.want == exitTryLater {
+				kind += ", after `--wait`"
+			}
+			if row := fmt.Sprintf("| %s | %s |", kind, code); !strings.Contains(doc, row) {
 				t.Errorf("docs/exit-codes.md has no row %q", row)
 			}
 		})
