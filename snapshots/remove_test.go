@@ -217,12 +217,12 @@ func TestSweep(t *testing.T) {
 		t.Errorf("got %d %v, want 3 removed", n, err)
 	}
 	got := strings.Join(names(t, s.Root()), " ")
-	for _, want := range []string{filepath.Base(mine), ".new.b", "dddddddddddd.sqfs", "README", "notanid.sqfs", a.ID + ".sqfs", a.ID + ".json"} {
+	for _, want := range []string{filepath.Base(mine), ".new.bbbb", "dddddddddddd.sqfs", "README", "notanid.sqfs", a.ID + ".sqfs", a.ID + ".json"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %s, want %s kept", got, want)
 		}
 	}
-	for _, gone := range []string{".new.c", "eeee", ".tmp."} {
+	for _, gone := range []string{".new.cccc", "eeee", ".tmp."} {
 		if strings.Contains(got, gone) {
 			t.Errorf("got %s, want %s removed", got, gone)
 		}

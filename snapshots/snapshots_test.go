@@ -206,7 +206,10 @@ func TestDamaged(t *testing.T) {
 		verify bool // only Verify finds it
 	}{
 		{"data gone", func(s *Store, id string) { os.Remove(s.data(id)) }, true, false},
-		{"data shorter", func(s *Store, id string) { os.Truncate(s.data(id), 100) }, true, false},
+		{"data shorter", func(s *Store, id string) {
+			os.Chmod(s.data(id), 0o600)
+			os.Truncate(s.data(id), 100)
+		}, true, false},
 		{"data a link", func(s *Store, id string) {
 			os.Rename(s.data(id), s.data(id)+"x")
 			os.Symlink(id+".sqfsx", s.data(id))
