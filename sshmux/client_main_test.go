@@ -3,6 +3,8 @@ package sshmux
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -25,4 +27,15 @@ func clientMain(socket string, args []string) int {
 	}
 	fmt.Fprintln(os.Stderr, err)
 	return 125
+}
+
+// pipeMain joins stdin and stdout with an address, as nc does.
+func pipeMain(addr string) int {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return 1
+	}
+	go io.Copy(c, os.Stdin)
+	io.Copy(os.Stdout, c)
+	return 0
 }

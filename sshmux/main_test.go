@@ -21,6 +21,8 @@ func TestMain(m *testing.M) {
 		os.Exit(MasterMain(os.Args[2:]))
 	case len(os.Args) > 1 && os.Args[1] == "shim":
 		os.Exit(shim.Main(os.Args[2:]))
+	case len(os.Args) > 2 && os.Args[1] == "pipe":
+		os.Exit(pipeMain(os.Args[2]))
 	case len(os.Args) > 2 && os.Args[1] == "client":
 		os.Exit(clientMain(os.Args[2], os.Args[3:]))
 	}
