@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 
@@ -28,6 +29,9 @@ func (in *invocation) options(m *session.Manager, name string, given session.Opt
 	pol, err := policy.Load(policy.Path)
 	if err != nil {
 		return given, err
+	}
+	if pol == nil && given.Image != "none" && reflect.ValueOf(cfg.Defaults).IsZero() {
+		return given, nil
 	}
 	var known *session.Record
 	if name != "" {

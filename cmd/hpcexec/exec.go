@@ -200,7 +200,7 @@ func (r *execRun) run(parent context.Context) error {
 	resp, err := r.startAndWait(ctx, m, relay)
 	relay.stop()
 	in.progress.clear()
-	return r.finish(resp, err, capt)
+	return r.finish(m.Dirs, resp, err, capt)
 }
 
 // findDir makes the directory of a bare local command absolute, which is the
@@ -254,7 +254,7 @@ type execResult struct {
 	Error     *errorJSON `json:"error"`
 }
 
-func (r *execRun) finish(resp hpcexec.Response, err error, capt *capture) error {
+func (r *execRun) finish(d session.Dirs, resp hpcexec.Response, err error, capt *capture) error {
 	code := responseCode(resp)
 	if err != nil {
 		code = exitCode(err)
@@ -271,7 +271,7 @@ func (r *execRun) finish(resp hpcexec.Response, err error, capt *capture) error 
 	res := execResult{
 		ID: r.req.ID, Session: orNull(r.want.Name), Place: resp.Place, ExitCode: code,
 		Signal: orNull(resp.Signal), TimedOut: resp.TimedOut, Started: timeOrNull(resp.Started), Ended: timeOrNull(resp.Ended),
-		Cwd: orNull(r.cwd()),
+		Cwd: orNull(r.cwd(d)),
 	}
 	if err != nil {
 		res.Error = describe(err)
@@ -290,11 +290,20 @@ func (r *execRun) finish(resp hpcexec.Response, err error, capt *capture) error 
 }
 
 // cwd is where the command ran, as far as it is known here.
-func (r *execRun) cwd() string {
-	if r.req.Dir == "" && r.want.Options.Image != "" {
+func (r *execRun) cwd(d session.Dirs) string {
+	if r.req.Dir != "" {
+		return r.req.Dir
+	}
+	image := r.want.Options.Image
+	if r.want.Name != "" {
+		if rec, err := d.Load(r.want.Name); err == nil {
+			image = rec.Options.Image
+		}
+	}
+	if image != "" {
 		return "/session" // the home inside a container
 	}
-	return r.req.Dir
+	return ""
 }
 
 // openLog makes the file that has the whole output of a run.
