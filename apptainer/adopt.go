@@ -116,6 +116,27 @@ func (r *Runtime) Cleanup(ctx context.Context, overlay string) (int, error) {
 	return endHelpers(ctx, 0, end)
 }
 
+// freeOverlay makes sure that nothing of ours on this node has an overlay open.
+// The runtimes don't: Apptainer lets two containers write to one directory,
+// each with a stale view of it, and what a crash has left goes on writing too.
+func (r *Runtime) freeOverlay(ctx context.Context, overlay string) error {
+	holders, err := Holders(overlay)
+	if err != nil || len(holders) == 0 {
+		return err
+	}
+	if _, err := r.Cleanup(ctx, overlay); err != nil {
+		return err
+	}
+	if holders, err = Holders(overlay); err != nil || len(holders) == 0 {
+		return err
+	}
+	st, _ := readStat(holders[0].PID)
+	who := clip(strings.Join(cmdline(st.ppid), " "), 100)
+	e := hpcexec.Errorf(hpcexec.ErrUnavailable, "overlay %s is in use on this node by process %d (%s) of %q", overlay, holders[0].PID, holders[0].Name, who)
+	e.Err = ErrOverlayInUse
+	return e.WithHint("stop the session or container that uses it")
+}
+
 // orphaned says whether the runtime's process that started a helper is gone.
 // While it lives it is the helper's parent, with a title of the runtime's.
 func orphaned(pid int) bool {

@@ -93,6 +93,24 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestStartAfterCrash: a start ends what a crash has left on its overlay.
+func TestStartAfterCrash(t *testing.T) {
+	r := testRuntime(t)
+	ov := testOverlay(t)
+	o := StartOptions{Name: testInstance + "again", Image: testImage, Overlay: ov, DeferVerify: true}
+	i := testStart(t, r, o)
+	inside(t, i, nil, "echo kept >/kept")
+	i.Parent.signal(unix.SIGKILL)
+	i.Init.waitGone(t.Context(), 5*time.Second)
+	j := testStart(t, r, o)
+	if got := inside(t, j, nil, "cat /kept"); got != "kept\n" {
+		t.Errorf("got %q", got)
+	}
+	if h, err := Holders(ov); err != nil || len(h) != 1 {
+		t.Errorf("holders: got %v, %v, want the new instance's alone", h, err)
+	}
+}
+
 // TestCleanupSparesTheLiving: helpers of a running instance are left alone.
 func TestCleanupSparesTheLiving(t *testing.T) {
 	r := testRuntime(t)
@@ -106,6 +124,11 @@ func TestCleanupSparesTheLiving(t *testing.T) {
 	}
 	if err := i.Verify(t.Context()); err != nil {
 		t.Errorf("Verify: %v", err)
+	}
+	// Two writers on one directory, which the runtime would allow.
+	_, err := r.Start(t.Context(), StartOptions{Name: testInstance + "living-2", Image: testImage, Overlay: ov, DeferVerify: true})
+	if !errors.Is(err, ErrOverlayInUse) || !strings.Contains(err.Error(), i.Name) {
+		t.Errorf("a second instance on the overlay: got %v, want ErrOverlayInUse that names the first", err)
 	}
 	found, err := r.Adopt(t.Context())
 	if err != nil {

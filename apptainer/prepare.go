@@ -16,6 +16,13 @@ import (
 // must be there, so that errors have our words. It says whether the overlay
 // is a directory.
 func (r *Runtime) prepare(o StartOptions) (overlayIsDir bool, err error) {
+	for _, p := range append([]string{o.Overlay}, o.Layers...) {
+		if p != "" {
+			if err := checkOverlayPath(p); err != nil {
+				return false, err
+			}
+		}
+	}
 	for _, m := range o.Mounts {
 		if _, err := os.Stat(m.Src); err != nil {
 			return false, pathError("bind mount", m.Src, err)

@@ -116,6 +116,12 @@ func (r *Runtime) Start(ctx context.Context, o StartOptions) (*Instance, error) 
 	}
 	defer slot.release()
 
+	if o.Overlay != "" {
+		if err := r.freeOverlay(ctx, o.Overlay); err != nil {
+			return nil, err
+		}
+	}
+
 	inst := &Instance{rt: r, Info: Info{Name: o.Name, Image: o.Image, Overlay: o.Overlay, Started: time.Now(), Fakeroot: fakeroot}}
 	if err := r.startRetry(ctx, argv, o.Payload, o.Name); err != nil {
 		// Half an instance may be there where ctx ended in between.
