@@ -135,6 +135,35 @@ func TestStepsThatCantBeMade(t *testing.T) {
 	})
 }
 
+func TestScancelOfEachRelease(t *testing.T) {
+	eachRelease(t, func(t *testing.T, release string) {
+		tr := titled(t, release, "scancel.txt", "scancel: other user's job")
+		if err := classify("scancel", tr.exit, tr.stderr, tr.stdout); !errors.Is(err, hpcexec.ErrDenied) {
+			t.Errorf("%s: got %v, want ErrDenied", tr.title, err)
+		}
+		// Silence is what an id gets that isn't there: it proves nothing.
+		if tr := titled(t, release, "scancel.txt", "scancel: unknown job"); tr.exit != 0 {
+			t.Errorf("%s: got exit code %d, want 0", tr.title, tr.exit)
+		}
+	})
+}
+
+func TestEnforcedPartitionLimits(t *testing.T) {
+	seen := 0
+	for _, tr := range transcripts(t, "24.11.5", "enforce-part-limits.txt") {
+		if tr.exit <= 0 {
+			continue
+		}
+		seen++
+		if err := classify("sbatch", tr.exit, tr.stderr, tr.stdout); !errors.Is(err, hpcexec.ErrInvalid) || maybeDone(err) || hpcexec.Hint(err) == "" {
+			t.Errorf("%s: got %v, hint %q; want ErrInvalid for good, with a hint", tr.title, err, hpcexec.Hint(err))
+		}
+	}
+	if seen < 6 {
+		t.Errorf("got %d refusals, want 6 or more", seen)
+	}
+}
+
 func TestNoAccounting(t *testing.T) {
 	for _, release := range []string{"24.11.5", "26.05.5"} {
 		for _, tr := range transcripts(t, release, "accounting-none.txt") {

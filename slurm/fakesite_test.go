@@ -41,7 +41,7 @@ type fakeJob struct {
 
 var siteAnswer = func() string {
 	var b strings.Builder
-	for _, p := range programs {
+	for _, p := range []string{"sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "srun"} {
 		fmt.Fprintf(&b, "%s\t/usr/bin/%s\n", p, p)
 	}
 	return b.String() + "version\tslurm-wlm 24.11.5\nuser\tada\nuid\t2001\ngroups\tada\nhost\tlogin\n"

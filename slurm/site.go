@@ -51,13 +51,11 @@ func ParseVersion(s string) (Version, error) {
 	return Version{ma, mi}, nil
 }
 
-var programs = []string{"sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "srun"}
-
 // findScript prints a line "what TAB value" for each thing that a Site has.
 // Its arguments are the directories to search after PATH. sinfo --version asks
 // nobody, so it is quick even when the controller is down.
 const findScript = `
-for p in ` + "sbatch squeue scancel scontrol sinfo sacct sacctmgr srun" + `; do
+for p in sbatch squeue scancel scontrol sinfo sacct sacctmgr srun; do
   f=$(command -v "$p" 2>/dev/null)
   case $f in
   /*) ;;
