@@ -54,7 +54,8 @@ func (n *nearPeer) between(ctx context.Context, src, dst End, from, to job) (res
 	return res, err
 }
 
-// pass passes frames on, up to the result.
+// pass passes frames on, up to the result. What is told to people is told by
+// this process, and goes no further.
 func (n *nearPeer) pass(from, to *agent, res *result) error {
 	var pool buffers
 	for {
@@ -62,45 +63,62 @@ func (n *nearPeer) pass(from, to *agent, res *result) error {
 		if err != nil {
 			return lost(context.Background(), err)
 		}
-		if err := to.send(f.typ, f.body); err != nil {
-			return lost(context.Background(), err)
+		forUs, err := n.overhear(f)
+		if err == nil && !forUs {
+			err = to.send(f.typ, f.body)
 		}
-		switch f.typ {
-		case frameWant:
-			if w, err := parseWant(f.body); err == nil {
-				n.wanted(w.size - w.offset)
-			}
-		case frameData:
-			n.moved("", int64(len(f.body)))
-		case frameSmall:
-			n.moved("", int64(len(f.body)))
-			n.fileDone()
-		case frameClose, frameSame:
-			n.fileDone()
-		case frameProblem, frameFail:
-			p, err := parseProblem(f.body)
-			if err != nil {
-				return err
-			}
-			if f.typ == frameFail {
-				to.flush()
-				return &farError{p}
-			}
-			n.problem(p)
-		case framePartial:
-			n.partial(string(f.body))
-		case frameAction:
-			if a, err := parseAction(f.body); err == nil {
-				n.act(a)
-			}
-		case frameResult:
+		if f.typ == frameFail {
+			to.send(f.typ, f.body)
+		}
+		if f.typ == frameFail || f.typ == frameResult {
+			to.flush()
+		}
+		if err == nil && f.typ == frameResult {
 			if res == nil {
 				return errProtocol
 			}
 			*res, err = parseResult(f.body)
-			to.flush()
 			return err
 		}
 		f.release(&pool)
+		if err != nil {
+			return err
+		}
 	}
+}
+
+// overhear takes what matters to people from a frame.
+func (n *nearPeer) overhear(f frame) (forUs bool, err error) {
+	switch f.typ {
+	case frameWant:
+		w, err := parseWant(f.body)
+		n.wanted(w.size - w.offset)
+		return false, err
+	case frameData, frameSmall:
+		n.moved("", int64(len(f.body)))
+	case frameClose, frameSame:
+		n.fileDone()
+	case frameFail:
+		p, err := parseProblem(f.body)
+		if err == nil {
+			err = &farError{p}
+		}
+		return false, err
+	case frameProblem:
+		p, err := parseProblem(f.body)
+		if err == nil {
+			n.problem(p)
+		}
+		return true, err
+	case framePartial:
+		n.partial(string(f.body))
+		return true, nil
+	case frameAction:
+		a, err := parseAction(f.body)
+		if err == nil {
+			n.act(a)
+		}
+		return true, err
+	}
+	return false, nil
 }
