@@ -137,6 +137,9 @@ func GuardMain(args []string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	last.end(ctx, *token, log)
+	if err := freeLease(ctx, dirs, *name); err != nil {
+		log.Warn("lease not given back", "err", err)
+	}
 
 	// The state file is the supervisor's, and the guard stands in for it.
 	state, err := dirs.loadState(*name)

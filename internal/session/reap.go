@@ -2,8 +2,10 @@ package session
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/apptainer"
+	"github.com/hpcexec/hpcexec/overlay"
 )
 
 // reap ends what a killed supervisor left on its node where its guard was
@@ -70,7 +73,28 @@ func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) 
 	}
 	endShim(state.Shim)
 	killMarked(ctx, token, log)
-	return nil
+	return freeLease(ctx, dirs, name)
+}
+
+// freeLease gives back the lease of a dead supervisor of this node. Only here
+// is its death plain to see: other nodes would have to wait for proof.
+func freeLease(ctx context.Context, dirs Dirs, name string) error {
+	rec, err := dirs.Load(name)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.OverlayPath == "" {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	o, err := overlay.Open(rec.OverlayPath)
+	if err != nil {
+		return err
+	}
+	lease, err := o.Acquire(ctx, leaseOptions(rec))
+	if err != nil {
+		return err
+	}
+	return lease.Release()
 }
 
 // stopNamed stops the instance of a name, if it runs on this node.

@@ -43,7 +43,7 @@ func (s *session) exec(payload []byte) {
 		return
 	}
 	if !s.c.srv.begin() {
-		s.exit(hpcexec.Response{}, errStopped)
+		s.exit(hpcexec.Response{}, errStopping)
 		return
 	}
 	defer s.c.srv.end()
@@ -118,6 +118,9 @@ func (s *session) run(req hpcexec.Request, background bool) (hpcexec.Response, e
 	}
 
 	p, err := srv.local.Start(ctx, req)
+	if err == error(errStopped) {
+		err = errStopping // it never ran
+	}
 	if err != nil {
 		return hpcexec.Response{}, err
 	}
@@ -146,7 +149,7 @@ func (s *session) plain(args ...string) {
 		Stdin: s.ch, Stdout: &s.stdout, Stderr: s.ch.Stderr(),
 	}
 	var resp hpcexec.Response
-	err := error(errStopped)
+	err := error(errStopping)
 	if s.c.srv.begin() {
 		defer s.c.srv.end()
 		resp, err = s.run(req, false)

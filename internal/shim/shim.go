@@ -39,11 +39,12 @@ const (
 // Why a command was ended. Their kind is what the client makes of it: the
 // command ran, and whoever repeats it should look first.
 var (
-	errStopped = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its session is stopped")
-	errLost    = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client's connection was lost")
-	errSilent  = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client was silent for too long")
-	errClosed  = errors.New("the client closed the channel")
-	errCancel  = errors.New("the client cancelled the command")
+	errStopped  = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its session is stopped")
+	errStopping = hpcexec.Errorf(hpcexec.ErrUnavailable, "the session is stopping: the command was not started")
+	errLost     = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client's connection was lost")
+	errSilent   = hpcexec.Errorf(hpcexec.ErrUnknownEnd, "the command was ended: its client was silent for too long")
+	errClosed   = errors.New("the client closed the channel")
+	errCancel   = errors.New("the client cancelled the command")
 )
 
 // Options say what a shim serves. One of Listener and Stdio is set.
