@@ -30,8 +30,8 @@ func clientMain(socket string, args []string) int {
 }
 
 // pipeMain joins stdin and stdout with an address, as nc does.
-func pipeMain(addr string) int {
-	c, err := net.Dial("tcp", addr)
+func pipeMain(network, addr string) int {
+	c, err := net.Dial(network, addr)
 	if err != nil {
 		return 1
 	}

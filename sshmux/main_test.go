@@ -22,7 +22,9 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == "shim":
 		os.Exit(shim.Main(os.Args[2:]))
 	case len(os.Args) > 2 && os.Args[1] == "pipe":
-		os.Exit(pipeMain(os.Args[2]))
+		os.Exit(pipeMain("tcp", os.Args[2]))
+	case len(os.Args) > 2 && os.Args[1] == "bridge":
+		os.Exit(pipeMain("unix", os.Args[2]))
 	case len(os.Args) > 2 && os.Args[1] == "client":
 		os.Exit(clientMain(os.Args[2], os.Args[3:]))
 	}
