@@ -21,8 +21,7 @@ const (
 	// no connection: a round trip on this machine.
 	answerWait = 10 * time.Second
 
-	// freshFor is how long the connection that Open made may wait for its
-	// use.
+	// freshFor is how long the connection that Open made waits for its use.
 	freshFor = 2 * time.Second
 )
 
@@ -36,11 +35,10 @@ var ErrNoMaster = errors.New("no master there")
 type Client struct {
 	socket string
 
-	mu     sync.Mutex
-	ready  *net.UnixConn // made by Open, not used yet
-	made   time.Time
-	facts  *info
-	closed bool
+	mu    sync.Mutex
+	ready *net.UnixConn // made by Open, not used yet
+	stale *time.Timer   // closes ready
+	facts *info
 }
 
 var (
@@ -56,20 +54,30 @@ func Open(socket string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.ready, c.made = conn, time.Now()
+	c.ready = conn
+	c.stale = time.AfterFunc(freshFor, func() { c.Close() })
 	return c, nil
 }
 
-// Close gives up what Open has made. Commands that run go on.
+// Close gives up what Open has made. Commands that run go on, and the Client
+// may still be used.
 func (c *Client) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed = true
-	if c.ready != nil {
-		c.ready.Close()
-		c.ready = nil
+	if conn := c.takeReady(); conn != nil {
+		return conn.Close()
 	}
 	return nil
+}
+
+// takeReady is the connection that Open made, if it is still there.
+func (c *Client) takeReady() *net.UnixConn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	conn := c.ready
+	if conn != nil {
+		c.ready = nil
+		c.stale.Stop()
+	}
+	return conn
 }
 
 func (c *Client) dial(ctx context.Context) (*net.UnixConn, error) {
@@ -97,15 +105,8 @@ func (e *noMasterError) Unwrap() []error { return []error{ErrNoMaster, e.error} 
 
 // connect gives a connection for one command or request.
 func (c *Client) connect(ctx context.Context) (*net.UnixConn, error) {
-	c.mu.Lock()
-	conn, made := c.ready, c.made
-	c.ready = nil
-	c.mu.Unlock()
-	if conn != nil {
-		if time.Since(made) < freshFor {
-			return conn, nil
-		}
-		conn.Close()
+	if conn := c.takeReady(); conn != nil {
+		return conn, nil
 	}
 	return c.dial(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/internal/wire"
@@ -40,7 +41,8 @@ func Dial(ctx context.Context, host string, opts HostOptions) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, chans, reqs, err := dialConfig(ctx, config, 0)
+	opts.pulse = &pulse{}
+	conn, chans, reqs, err := dialConfig(ctx, config, opts.pulse, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +50,7 @@ func Dial(ctx context.Context, host string, opts HostOptions) (*Host, error) {
 }
 
 // dialConfig makes a connection, through others where need be.
-func dialConfig(ctx context.Context, c *sshConfig, depth int) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+func dialConfig(ctx context.Context, c *sshConfig, p *pulse, depth int) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
 	wait := connectWait
 	if t := c.seconds("connecttimeout"); t > 0 {
 		wait = t
@@ -81,7 +83,7 @@ func dialConfig(ctx context.Context, c *sshConfig, depth int) (ssh.Conn, <-chan 
 	// One deadline for the whole handshake: a host may take the connection
 	// and then say nothing.
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
-	conn, chans, reqs, err := wire.NewClientConn(raw, c.keyName(), config)
+	conn, chans, reqs, err := wire.NewClientConn(pulseConn{raw, p}, c.keyName(), config)
 	if !stop() && err == nil {
 		conn.Close()
 		err = context.Cause(ctx)
@@ -99,7 +101,7 @@ func loginError(ctx context.Context, c *sshConfig, keys *hostKeys, a *auth, bann
 	lost := errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.As(err, &ne)
 	switch {
 	case strings.Contains(banner, "pam_slurm_adopt"):
-		return hpcexec.Errorf(hpcexec.ErrAllocationGone, "%s lets nobody in without a job of theirs: %s", c.name, strings.TrimSpace(banner))
+		return hpcexec.Errorf(hpcexec.ErrAllocationGone, "%s lets nobody in without a job of theirs: %s", c.name, printable(strings.TrimSpace(banner)))
 	case keys.err != nil:
 		return keys.err
 	case ctx.Err() != nil:
@@ -132,7 +134,24 @@ func dialTransport(ctx context.Context, c *sshConfig, depth int) (net.Conn, erro
 		}
 		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, err)
 	}
+	if tc, ok := conn.(*net.TCPConn); ok {
+		limitUnsent(tc)
+	}
 	return conn, nil
+}
+
+// unsentLimit is how much may wait in the kernel to be sent. What waits in our
+// own queue instead is seen there, and signals and beats don't stand behind
+// megabytes of stdin.
+const unsentLimit = 128 << 10
+
+func limitUnsent(c *net.TCPConn) {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	// A kernel that can't does without.
+	rc.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentLimit) })
 }
 
 // dialJump goes through a chain of hosts, the last of which is next to the target.
@@ -152,14 +171,14 @@ func dialJump(ctx context.Context, c *sshConfig, jumps string, depth int) (net.C
 		via.all["proxyjump"] = []string{before}
 		delete(via.all, "proxycommand")
 	}
-	conn, chans, reqs, err := dialConfig(ctx, via, depth+1)
+	conn, chans, reqs, err := dialConfig(ctx, via, &pulse{}, depth+1)
 	if err != nil {
 		return nil, err
 	}
 	h := NewHost(conn, chans, reqs, HostOptions{Place: "ssh:" + via.name, Peer: PeerSSHD})
 	var port uint32
 	fmt.Sscan(c.get("port"), &port)
-	ch, err := h.dialTCP(c.get("hostname"), port)
+	ch, err := h.dialTCP(ctx, c.get("hostname"), port)
 	if err != nil {
 		h.Close()
 		return nil, err

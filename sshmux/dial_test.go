@@ -70,7 +70,7 @@ func dialAndRun(t *testing.T, c *sshConfig) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	conn, chans, reqs, err := dialConfig(ctx, c, 0)
+	conn, chans, reqs, err := dialConfig(ctx, c, &pulse{}, 0)
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func (c farCarrier) unix(ctx context.Context, path string) (io.ReadWriteCloser, 
 	if err != nil {
 		return nil, err
 	}
-	return h.dialUnix(path)
+	return h.dialUnix(ctx, path)
 }
 
 func (c farCarrier) command(ctx context.Context, argv []string) (io.ReadWriteCloser, error) {

@@ -188,27 +188,65 @@ func masterEnv(env []string) []string {
 
 // A failure is why a master couldn't start, in the file SOCKET.err.
 type failure struct {
-	Time time.Time `json:"time"`
-	Exit wire.Exit `json:"error"`
+	Time  time.Time `json:"time"`
+	Count int       `json:"count"` // failures in a row, none longer ago than failMemory
+	Exit  wire.Exit `json:"error"`
 }
 
-// lastFailure is the error of a master that failed after a time.
-func lastFailure(socket string, after time.Time) error {
+const (
+	// failMemory is how long a failure counts for the next ones.
+	failMemory = 10 * time.Minute
+
+	// freeFailures is how many there may be before starts are spaced out, so
+	// that no site bans a user whose script calls hpcexec in a loop. A person
+	// who mends something and tries again isn't held up.
+	freeFailures = 3
+)
+
+// pause is how long after the failure no start is tried.
+func (f *failure) pause() time.Duration {
+	if f.Count <= freeFailures {
+		return 0
+	}
+	return min(time.Second<<min(f.Count-freeFailures, 6), time.Minute)
+}
+
+func readFailure(socket string) (f failure, ok bool) {
 	b, err := os.ReadFile(socket + ".err")
-	if err != nil {
+	if err != nil || json.Unmarshal(b, &f) != nil {
+		return failure{}, false
+	}
+	return f, true
+}
+
+// lastFailure is the error of a master that failed after a time, or so often
+// that it is too early to try again.
+func lastFailure(socket string, after time.Time) error {
+	f, ok := readFailure(socket)
+	if !ok {
 		return nil
 	}
-	var f failure
-	if json.Unmarshal(b, &f) != nil || !f.Time.After(after) {
-		return nil
+	_, err := f.Exit.Response()
+	if f.Time.After(after) {
+		return err
 	}
-	_, err = f.Exit.Response()
-	return err
+	if wait := f.pause() - time.Since(f.Time); wait > 0 && err != nil {
+		kind := hpcexec.KindByName(f.Exit.ErrKind)
+		if kind == nil {
+			kind = hpcexec.ErrUnavailable
+		}
+		return hpcexec.Errorf(kind, "%w (failed %d times, not tried again for %d s)", err, f.Count, int(wait/time.Second)+1)
+	}
+	return nil
 }
 
 // noteFailure writes the file that lastFailure reads.
 func noteFailure(socket string, err error) {
-	b, jerr := json.Marshal(failure{time.Now(), wire.ExitOf(hpcexec.Response{}, err)})
+	next := failure{Time: time.Now(), Count: 1, Exit: wire.ExitOf(hpcexec.Response{}, err)}
+	if f, ok := readFailure(socket); ok && time.Since(f.Time) < failMemory {
+		next.Count += f.Count
+	}
+	b, jerr := json.Marshal(next)
 	if jerr != nil {
 		return
 	}

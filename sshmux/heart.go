@@ -93,10 +93,11 @@ func (b *heart) tick() {
 	}
 	b.mu.Unlock()
 
+	if ask {
+		// Not here: until it is answered, the beat must go on.
+		go h.Ping(context.Background())
+	}
 	if running && h.opts.Peer == PeerShim {
 		h.conn.SendRequest(wire.RequestBeat, false, nil)
-	}
-	if ask {
-		h.Ping(context.Background()) // closes the connection itself
 	}
 }

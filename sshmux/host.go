@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -48,6 +47,8 @@ type HostOptions struct {
 	// KeepAlive is how often the peer is asked for an answer while nothing
 	// runs, so that a dead connection is found. 0 stands for never.
 	KeepAlive time.Duration
+
+	pulse *pulse // of the stream under the connection; nil: answers count
 }
 
 // A Host runs commands over one SSH connection. It is safe for concurrent use.
@@ -59,8 +60,7 @@ type Host struct {
 	beat *heart
 
 	sessions sessions
-
-	heard atomic.Int64 // when the peer last answered, Unix nanoseconds
+	pulse    *pulse
 }
 
 var (
@@ -94,8 +94,11 @@ type stdio struct {
 // NewHost makes a Host from a connection and its incoming channels and
 // requests, which it serves: it refuses them all. The caller must call Close.
 func NewHost(conn ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, opts HostOptions) *Host {
-	h := &Host{conn: conn, opts: opts, done: make(chan struct{})}
-	h.alive()
+	h := &Host{conn: conn, opts: opts, done: make(chan struct{}), pulse: opts.pulse}
+	if h.pulse == nil {
+		h.pulse = &pulse{}
+	}
+	h.pulse.beat()
 	h.beat = &heart{host: h}
 	switch opts.Peer {
 	case PeerSSHD:
@@ -124,7 +127,8 @@ func DialShim(ctx context.Context, path string, opts HostOptions) (*Host, error)
 // shimHost makes a Host of a byte stream to a shim, which it owns.
 func shimHost(ctx context.Context, c io.ReadWriteCloser, opts HostOptions) (*Host, error) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
-	conn, chans, reqs, err := wire.Client(c)
+	opts.pulse = &pulse{}
+	conn, chans, reqs, err := wire.Client(pulseStream{c, opts.pulse})
 	if !stop() {
 		if err == nil {
 			conn.Close()
@@ -315,17 +319,9 @@ func checkResize(tty bool, cols, rows int) error {
 	return nil
 }
 
-// alive notes that the peer has been heard.
-func (h *Host) alive() { h.heard.Store(time.Now().UnixNano()) }
-
-// silence is how long the peer has not been heard.
-func (h *Host) silence() time.Duration {
-	return time.Duration(time.Now().UnixNano() - h.heard.Load())
-}
-
-// Ping asks the peer for an answer. Without one in 10 s the connection is
-// closed: what runs on it has no known end. Errors are of kind
-// hpcexec.ErrUnavailable.
+// Ping asks the peer for an answer. Where neither that nor anything else comes
+// in 10 s the connection is closed: what runs on it has no known end. Errors are
+// of kind hpcexec.ErrUnavailable.
 func (h *Host) Ping(ctx context.Context) error {
 	_, _, err := h.request(ctx, "keepalive@openssh.com", nil)
 	return err
@@ -354,8 +350,9 @@ func (h *Host) request(ctx context.Context, name string, payload []byte) (bool, 
 	}
 	got := make(chan answer, 1)
 	go func() {
-		late := time.AfterFunc(pingWait, func() { h.conn.Close() })
-		defer late.Stop()
+		answered := make(chan struct{})
+		defer close(answered)
+		go h.closeIfSilent(answered)
 		ok, reply, err := h.conn.SendRequest(name, true, payload)
 		got <- answer{ok, reply, err}
 	}()
@@ -364,7 +361,7 @@ func (h *Host) request(ctx context.Context, name string, payload []byte) (bool, 
 		if a.err != nil {
 			return false, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s does not answer: %w", h.opts.Place, a.err)
 		}
-		h.alive()
+		h.pulse.beat()
 		return a.ok, a.reply, nil
 	case <-ctx.Done():
 		return false, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s has not answered yet: %w", h.opts.Place, context.Cause(ctx))
@@ -377,4 +374,45 @@ func (h *Host) request(ctx context.Context, name string, payload []byte) (bool, 
 func (h *Host) StopShim(ctx context.Context) error {
 	_, _, err := h.request(ctx, wire.RequestStop, nil)
 	return err
+}
+
+// closeIfSilent closes the connection unless an answer comes, or anything else
+// does while it is waited for.
+func (h *Host) closeIfSilent(answered <-chan struct{}) {
+	for wait := pingWait; !closedWithin(answered, wait); wait = pingWait - h.pulse.silence() {
+		if h.pulse.silence() >= pingWait {
+			h.conn.Close()
+			return
+		}
+	}
+}
+
+// openChannel opens a channel. The end of ctx ends the waiting for the peer's
+// answer, whatever that is.
+func (h *Host) openChannel(ctx context.Context, kind string, payload []byte) (ssh.Channel, <-chan *ssh.Request, error) {
+	if ctx.Done() == nil {
+		return h.conn.OpenChannel(kind, payload)
+	}
+	type answer struct {
+		ch   ssh.Channel
+		reqs <-chan *ssh.Request
+		err  error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		ch, reqs, err := h.conn.OpenChannel(kind, payload)
+		got <- answer{ch, reqs, err}
+	}()
+	select {
+	case a := <-got:
+		return a.ch, a.reqs, a.err
+	case <-ctx.Done():
+		go func() {
+			if a := <-got; a.err == nil {
+				a.ch.Close()
+				ssh.DiscardRequests(a.reqs)
+			}
+		}()
+		return nil, nil, context.Cause(ctx)
+	}
 }

@@ -54,7 +54,7 @@ type attempt struct {
 func (l *link) get(ctx context.Context) (*Host, error) {
 	l.mu.Lock()
 	h := l.host
-	if h != nil && !h.ended() && h.silence() < staleAfter {
+	if h != nil && !h.ended() && h.pulse.silence() < staleAfter {
 		l.mu.Unlock()
 		return h, nil
 	}

@@ -114,8 +114,8 @@ func TestLink(t *testing.T) {
 
 	// A connection that has been silent is asked before it is used.
 	h := l.now()
-	h.heard.Store(time.Now().Add(-2 * staleAfter).UnixNano())
-	if again, err := l.get(t.Context()); again != h || err != nil || h.silence() > staleAfter {
+	h.pulse.heard.Store(time.Now().Add(-2 * staleAfter).UnixNano())
+	if again, err := l.get(t.Context()); again != h || err != nil || h.pulse.silence() > staleAfter {
 		t.Errorf("a silent connection that lives: got another one, or %v", err)
 	}
 

@@ -319,9 +319,17 @@ func (m *master) forgetTerminal(t *sessionTask) {
 }
 
 func (m *master) terminalsChanged() {
+	type size struct{ cols, rows int }
+	sizes := map[*sessionTask]size{}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for t := range m.terminals {
-		t.terminalChanged()
+		// A session is taken out of the list before its terminal is closed.
+		if cols, rows, err := t.fds[0].terminalSize(); err == nil {
+			sizes[t] = size{cols, rows}
+		}
+	}
+	m.mu.Unlock()
+	for t, s := range sizes {
+		t.resize(s.cols, s.rows)
 	}
 }

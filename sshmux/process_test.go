@@ -177,6 +177,26 @@ func TestEnsureMasterFails(t *testing.T) {
 	}
 }
 
+// A script that calls hpcexec in a loop doesn't log in in a loop.
+func TestEnsureMasterBudget(t *testing.T) {
+	server := sshtest.New(t, sshtest.Options{NoKeys: true})
+	host := fakeSSH(t, server, true)
+	socket := filepath.Join(tempDir(t), "m")
+	for range 10 {
+		if _, err := ensure(t, host, socket); !errors.Is(err, hpcexec.ErrNeedsLogin) || hpcexec.Hint(err) == "" {
+			t.Errorf("got error %v (hint %q), want ErrNeedsLogin", err, hpcexec.Hint(err))
+		}
+	}
+	if n := server.Clients(); n != freeFailures+1 {
+		t.Errorf("got %d attempts, want %d", n, freeFailures+1)
+	}
+	for count, want := range map[int]time.Duration{1: 0, 3: 0, 4: 2 * time.Second, 5: 4 * time.Second, 50: time.Minute} {
+		if got := (&failure{Count: count}).pause(); got != want {
+			t.Errorf("after %d failures: got a pause of %v, want %v", count, got, want)
+		}
+	}
+}
+
 func TestMasterOverSSH(t *testing.T) {
 	server := sshtest.New(t, sshtest.Options{})
 	c, _ := process(t, fakeSSH(t, server, true))

@@ -16,8 +16,17 @@ import (
 	"github.com/hpcexec/hpcexec/internal/wire"
 )
 
-// goodbye is how long a client may take to hang up after its last answer.
-const goodbye = 5 * time.Second
+const (
+	// goodbye is how long a client may take to hang up after its last answer.
+	goodbye = 5 * time.Second
+
+	// patience is how long a client may say nothing while nothing runs for
+	// it: it keeps the master from leaving.
+	patience = time.Minute
+
+	// answerTime is how long a client may take to read an answer.
+	answerTime = 10 * time.Second
+)
 
 // A server serves the mux protocol on one socket of a master.
 type server struct {
@@ -86,6 +95,7 @@ type muxClient struct {
 	out      []byte // answers that wait for the next flush
 	deferred bool   // out is the greeting alone, and a command will answer
 	broken   bool
+	done     bool // nothing more will come
 }
 
 // A task is a command or a forwarding that a connection was made for: a
@@ -122,6 +132,7 @@ func (c *muxClient) requests() error {
 		if !c.conn.buffered() {
 			c.flush()
 		}
+		c.setPatience()
 		typ, body, err := c.conn.next()
 		if err != nil {
 			return err
@@ -129,6 +140,20 @@ func (c *muxClient) requests() error {
 		if err := c.handle(typ, body); err != nil {
 			return err
 		}
+	}
+}
+
+// setPatience limits how long the reader waits for the next message.
+func (c *muxClient) setPatience() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.done:
+		c.conn.c.SetReadDeadline(time.Now().Add(goodbye))
+	case c.busy():
+		c.conn.c.SetReadDeadline(time.Time{})
+	default:
+		c.conn.c.SetReadDeadline(time.Now().Add(patience))
 	}
 }
 
@@ -234,8 +259,7 @@ func (c *muxClient) flush() {
 	if len(c.out) == 0 || c.deferred || c.broken {
 		return
 	}
-	// Answers are short and few; a client that doesn't read them stalls
-	// nobody but itself.
+	c.conn.c.SetWriteDeadline(time.Now().Add(answerTime))
 	if _, err := c.conn.c.Write(c.out); err != nil {
 		c.broken = true
 	}
@@ -270,7 +294,10 @@ func (c *muxClient) busy() bool { return c.task != nil && !c.task.over() }
 func (c *muxClient) hangUp() {
 	c.flush()
 	c.conn.c.CloseWrite()
-	c.conn.c.SetReadDeadline(time.Now().Add(goodbye))
+	c.mu.Lock()
+	c.done = true
+	c.mu.Unlock()
+	c.setPatience()
 }
 
 func (c *muxClient) attach(id uint32, body []byte) error {

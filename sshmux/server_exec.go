@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/bits"
 	"sync"
+	"time"
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/internal/wire"
@@ -90,7 +91,7 @@ func (t *execTask) run() {
 		s.Close()
 	}
 	t.c.send(exitMsg{x, t.c.s.place}.append(nil, t.id))
-	t.c.flush()
+	t.c.hangUp()
 }
 
 func (t *execTask) exec() (wire.Exit, error) {
@@ -100,9 +101,8 @@ func (t *execTask) exec() (wire.Exit, error) {
 		return wire.Exit{}, err
 	}
 	p, err := h.start(ctx, &t.e, t.s)
-	if err != nil && h.ended() && errors.Is(err, hpcexec.ErrUnavailable) && ctx.Err() == nil {
-		// The connection died before the command was sent: once more, on a
-		// new one.
+	if errors.Is(err, errConnEnded) && closedWithin(h.Done(), time.Second) {
+		// Nothing was sent: once more, on a new connection.
 		if h, err = t.c.s.host(ctx); err == nil {
 			p, err = h.start(ctx, &t.e, t.s)
 		}

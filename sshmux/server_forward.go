@@ -34,9 +34,9 @@ func (s *server) dialTarget(ctx context.Context, host string, port uint32) (io.R
 		return nil, err
 	}
 	if port == streamLocal {
-		return h.dialUnix(host)
+		return h.dialUnix(ctx, host)
 	}
-	return h.dialTCP(host, port)
+	return h.dialTCP(ctx, host, port)
 }
 
 // stdioForward serves MUX_C_NEW_STDIO_FWD: it joins two descriptors with a

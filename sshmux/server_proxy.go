@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -24,6 +25,7 @@ func (c *muxClient) proxy(id uint32) error {
 		return nil
 	}
 	c.flush()
+	c.conn.c.SetDeadline(time.Time{})
 	// wire.Server does the whole greeting. The client's half has been read,
 	// and the HELLO of this half was sent.
 	greeting := hello{muxVersion}.append(nil)

@@ -206,11 +206,4 @@ func (t *sessionTask) resize(cols, rows int) error {
 	return err
 }
 
-// terminalChanged tells the host the size of the client's terminal.
-func (t *sessionTask) terminalChanged() {
-	if cols, rows, err := t.fds[0].terminalSize(); err == nil {
-		t.resize(cols, rows)
-	}
-}
-
 func (t *sessionTask) over() bool { return false } // one session a connection

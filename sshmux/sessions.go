@@ -119,7 +119,7 @@ func (h *Host) session(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Re
 		if err := h.sessions.enter(ctx); err != nil {
 			return nil, nil, nil, err
 		}
-		ch, reqs, done, others, err := h.trySession()
+		ch, reqs, done, others, err := h.trySession(ctx)
 		var refusal *ssh.OpenChannelError
 		if err == nil || !errors.As(err, &refusal) {
 			return ch, reqs, done, err
@@ -143,7 +143,7 @@ func (h *Host) secondSession(ctx context.Context) (ch ssh.Channel, reqs <-chan *
 		if err := h.sessions.enter(ctx); err != nil {
 			return nil, nil, nil, err
 		}
-		ch, reqs, done, _, err := h.trySession()
+		ch, reqs, done, _, err := h.trySession(ctx)
 		if err == nil {
 			return ch, reqs, done, nil
 		}
@@ -158,10 +158,9 @@ var errOneSession = errors.New("the host allows one session at a time")
 
 // trySession opens a session in a slot that was entered; it leaves it if it
 // fails. others is how many sessions there were beside one that was refused.
-func (h *Host) trySession() (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), others int, err error) {
-	ch, reqs, err = h.conn.OpenChannel("session", nil)
+func (h *Host) trySession(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), others int, err error) {
+	ch, reqs, err = h.openChannel(ctx, "session", nil)
 	if err == nil {
-		h.alive()
 		h.sessions.mu.Lock()
 		h.sessions.opened++
 		h.sessions.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,43 +56,52 @@ func (p *shimPeer) close() {
 	p.closed, p.spare = true, nil
 }
 
-// channel gives a session channel.
-func (p *shimPeer) channel() (*shimChannel, error) {
+// channel gives a session channel. spare says that it was open already.
+func (p *shimPeer) channel(ctx context.Context) (c *shimChannel, spare bool, err error) {
 	p.mu.Lock()
-	c := p.spare
+	c = p.spare
 	p.spare = nil
 	p.mu.Unlock()
 	if c != nil {
 		select {
-		case _, ok := <-c.reqs:
-			if ok { // a shim has nothing to ask on a channel without a command
-				c.Close()
-				go ssh.DiscardRequests(c.reqs)
-			}
+		case <-c.reqs: // closed, or asking where there is nothing to ask yet
+			p.drop(c)
 		default:
-			return c, nil
+			return c, true, nil
 		}
 	}
-	return p.open()
+	c, err = p.open(ctx)
+	return c, false, err
 }
 
-func (p *shimPeer) open() (*shimChannel, error) {
-	ch, reqs, err := p.host.conn.OpenChannel("session", nil)
+func (p *shimPeer) drop(c *shimChannel) {
+	c.Close()
+	go ssh.DiscardRequests(c.reqs)
+}
+
+func (p *shimPeer) open(ctx context.Context) (*shimChannel, error) {
+	ch, reqs, err := p.host.openChannel(ctx, "session", nil)
 	if err != nil {
 		return nil, openError(p.host.opts.Place, err)
 	}
-	p.host.alive()
 	return &shimChannel{ch, reqs}, nil
 }
 
 // openError is the error of a channel that can't be opened: nothing ran.
 func openError(place string, err error) error {
 	var refused *ssh.OpenChannelError
-	if errors.As(err, &refused) {
+	switch {
+	case errors.As(err, &refused):
+		refused.Message = printable(refused.Message)
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s refused a channel: %w", place, err)
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "connection to %s: %w", place, errConnEnded)
 	}
-	return hpcexec.Errorf(hpcexec.ErrUnavailable, "connection to %s has ended: %w", place, err)
+	return err // the cause of a context
 }
+
+// errConnEnded says that a connection had ended before anything was sent.
+var errConnEnded = errors.New("it has ended")
 
 // restock opens a spare channel, unless there is one.
 func (p *shimPeer) restock() {
@@ -102,7 +112,7 @@ func (p *shimPeer) restock() {
 	}
 	p.opened = true
 	p.mu.Unlock()
-	c, err := p.open()
+	c, err := p.open(context.Background())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opened = false
@@ -112,13 +122,21 @@ func (p *shimPeer) restock() {
 }
 
 func (p *shimPeer) start(ctx context.Context, e *wire.Exec, s stdio) (proc, error) {
-	c, err := p.channel()
+	c, spare, err := p.channel(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := wire.SendExec(c, e); err != nil {
-		c.Close()
-		go ssh.DiscardRequests(c.reqs)
+	err = wire.SendExec(c, e)
+	if err != nil && spare && !errors.Is(err, hpcexec.ErrInvalid) {
+		// The shim had closed this one.
+		p.drop(c)
+		if c, err = p.open(ctx); err != nil {
+			return nil, err
+		}
+		err = wire.SendExec(c, e)
+	}
+	if err != nil {
+		p.drop(c)
 		if errors.Is(err, hpcexec.ErrInvalid) {
 			return nil, err
 		}
@@ -223,8 +241,8 @@ func (r *shimProc) wait() (wire.Exit, error) {
 	case r.exit == nil:
 		return wire.Exit{}, context.Cause(r.ctx)
 	}
-	r.peer.host.alive()
 	x := *r.exit
+	x.Signal, x.ErrText, x.ErrHint = printable(x.Signal), printable(x.ErrText), printable(x.ErrHint)
 	if r.cancelled || cut {
 		return cancelledExit(r.ctx, x)
 	}

@@ -191,7 +191,7 @@ func (r *sshdProc) place() string { return r.peer.host.opts.Place }
 func (r *sshdProc) noStart() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	text := strings.TrimSpace(strings.ToValidUTF8(string(r.said), "?"))
+	text := printable(strings.TrimSpace(string(r.said)))
 	if text == "" {
 		text = "the session ended"
 	}
@@ -327,7 +327,7 @@ func (r *sshdProc) requests(reqs <-chan *ssh.Request) {
 			r.ends(int(binary.BigEndian.Uint32(req.Payload)), "")
 		case req.Type == "exit-signal":
 			d := decoder{rest: req.Payload}
-			name := d.string()
+			name := d.string() // shown to nobody unless it is a signal's
 			if n, ok := hpcexec.SignalNumber(name); ok {
 				r.ends(128+n, name)
 			} else {

@@ -20,18 +20,18 @@ import (
 )
 
 // dialUnix connects to a unix socket on the host, through the SSH server.
-func (h *Host) dialUnix(path string) (io.ReadWriteCloser, error) {
+func (h *Host) dialUnix(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 	// OpenSSH's PROTOCOL, section 2.4: path, a reserved string, a reserved
 	// number.
-	return h.dialChannel("direct-streamlocal@openssh.com", ssh.Marshal(struct {
+	return h.dialChannel(ctx, "direct-streamlocal@openssh.com", ssh.Marshal(struct {
 		Path, Reserved string
 		Zero           uint32
 	}{Path: path}))
 }
 
 // dialTCP connects to a port as the host sees it (RFC 4254, section 7.2).
-func (h *Host) dialTCP(host string, port uint32) (io.ReadWriteCloser, error) {
-	return h.dialChannel("direct-tcpip", ssh.Marshal(struct {
+func (h *Host) dialTCP(ctx context.Context, host string, port uint32) (io.ReadWriteCloser, error) {
+	return h.dialChannel(ctx, "direct-tcpip", ssh.Marshal(struct {
 		Host       string
 		Port       uint32
 		OriginHost string
@@ -39,12 +39,11 @@ func (h *Host) dialTCP(host string, port uint32) (io.ReadWriteCloser, error) {
 	}{host, port, "127.0.0.1", 0}))
 }
 
-func (h *Host) dialChannel(kind string, payload []byte) (io.ReadWriteCloser, error) {
-	ch, reqs, err := h.conn.OpenChannel(kind, payload)
+func (h *Host) dialChannel(ctx context.Context, kind string, payload []byte) (io.ReadWriteCloser, error) {
+	ch, reqs, err := h.openChannel(ctx, kind, payload)
 	if err != nil {
 		return nil, openError(h.opts.Place, err)
 	}
-	h.alive()
 	c := &channelStream{ch, make(chan struct{})}
 	go func() {
 		defer close(c.closed)
@@ -187,7 +186,7 @@ func (c *commandStream) explain(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var why []string
-	if text := string(bytes.TrimSpace(c.stderr)); text != "" {
+	if text := printable(string(bytes.TrimSpace(c.stderr))); text != "" {
 		why = append(why, text)
 	}
 	if c.end != "" {
