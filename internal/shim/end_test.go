@@ -87,9 +87,9 @@ func TestConnectionLostIsSoon(t *testing.T) {
 // that its tree is gone, and has the rest of its output.
 func TestCancelTellsTheEnd(t *testing.T) {
 	c := dial(t, serve(t, Options{Grace: time.Hour}))
-	p := c.start(wire.Exec{Args: sh(`trap 'echo bye; exit 4' TERM; sleep 600 & echo $!; while :; do sleep 0.01; done`)})
-	eventually(t, "the command runs", func() bool { return c.status().Running == 1 })
-	time.Sleep(200 * time.Millisecond) // for the trap
+	file := tempDir(t) + "/up"
+	p := c.start(wire.Exec{Args: sh(`trap 'echo bye; exit 4' TERM; sleep 600 & echo $!; touch "$1"; while :; do sleep 0.01; done`, file)})
+	eventually(t, "the command runs", func() bool { _, err := os.Stat(file); return err == nil })
 	p.SendRequest(wire.RequestCancel, false, nil)
 	exit := p.wait()
 	lines := strings.Fields(p.stdout.String())

@@ -150,6 +150,24 @@ func TestSlowReaderIsBounded(t *testing.T) {
 	q.Close()
 }
 
+// TestRoomForAll has waiters who, once let go, write nothing: a channel's
+// window may be used up. The others don't wait for them.
+func TestRoomForAll(t *testing.T) {
+	a, b := socketpair(t, 4096)
+	defer b.Close()
+	q := NewQueue(a)
+	defer q.Close()
+	q.Write(make([]byte, 2*softCap))
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(q.room)
+	}
+	if _, err := io.CopyN(io.Discard, b, 2*softCap); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+}
+
 // packet is a packet of the connection protocol in the framing of proxy mode.
 func packet(typ byte, body []byte) []byte {
 	p := binary.BigEndian.AppendUint32(nil, uint32(2+len(body)))
