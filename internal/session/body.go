@@ -92,10 +92,6 @@ func startShim(exe string, args, env []string, sock *os.File) (*exec.Cmd, error)
 // startInstance starts the session's container with the shim in it.
 func (s *supervisor) startInstance(ctx context.Context, shim *apptainer.Payload) (*apptainer.Instance, error) {
 	o := s.rec.Options
-	rt, err := findRuntime(ctx, s.run)
-	if err != nil {
-		return nil, err
-	}
 	if err := apptainer.CheckImage(o.Image); err != nil {
 		return nil, err
 	}
@@ -110,22 +106,23 @@ func (s *supervisor) startInstance(ctx context.Context, shim *apptainer.Payload)
 		}
 		mounts = append(mounts, apptainer.Mount{Src: b.Src, Dst: b.Dst, RO: b.RO})
 	}
-	name := apptainer.InstanceName(s.name)
-	if err := stopNamed(ctx, rt, name, s.log); err != nil {
+	if err := s.clearInstance(ctx); err != nil {
 		return nil, err
 	}
-	inst, err := rt.Start(ctx, apptainer.StartOptions{
-		Name: name, Image: o.Image, Overlay: s.layer.Layer(), Layers: layers, Mounts: mounts,
+	return s.rt.Start(ctx, apptainer.StartOptions{
+		Name: s.state.Instance, Image: o.Image, Overlay: s.layer.Layer(), Layers: layers, Mounts: mounts,
 		Home: "/session", WorkDir: s.layer.Tmp(), Fakeroot: o.Fakeroot, GPU: apptainer.GPU(o.GPUMode), NetNone: o.Net == "none",
 		Payload: shim, DeferVerify: true,
 	})
-	if err != nil {
-		return nil, err
+}
+
+// clearInstance ends an instance of the session's name, which nobody but the
+// holder of the lease may have, and tells the guard of the one to come.
+func (s *supervisor) clearInstance(ctx context.Context) error {
+	if err := s.guard.tell(charge{Runtime: s.rt, Instance: s.state.Instance}); err != nil {
+		return err
 	}
-	s.mu.Lock()
-	s.state.Runtime, s.state.Instance = rt, inst.Name
-	s.mu.Unlock()
-	return inst, nil
+	return stopNamed(ctx, s.rt, s.state.Instance, s.log)
 }
 
 // entrust tells the guard, and whoever comes for the lease, what writes to the
@@ -133,7 +130,7 @@ func (s *supervisor) startInstance(ctx context.Context, shim *apptainer.Payload)
 func (s *supervisor) entrust(b *body) error {
 	c := charge{}
 	if b.inst != nil {
-		c.Runtime, c.Instance = b.inst.Runtime(), &b.inst.Info
+		c.Runtime, c.Instance, c.Up = s.rt, b.inst.Name, true
 		procs := []hostid.Proc{}
 		for _, p := range append(b.inst.Helpers, b.inst.Init, b.inst.Parent) {
 			procs = append(procs, hostid.Proc{PID: p.PID, Start: p.Start})

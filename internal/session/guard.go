@@ -23,19 +23,28 @@ import (
 // of.
 
 // A charge is what the guard ends: each line of the pipe replaces the one
-// before.
+// before. The instance is named before it is there, since its start goes on
+// when the supervisor is killed meanwhile.
 type charge struct {
 	Done     bool               `json:"done,omitempty"` // all is well: go
 	Runtime  *apptainer.Runtime `json:"runtime,omitempty"`
-	Instance *apptainer.Info    `json:"instance,omitempty"`
+	Instance string             `json:"instance,omitempty"`
+	Up       bool               `json:"up,omitempty"`  // the instance has started
 	Shim     hostid.Proc        `json:"shim,omitzero"` // of a bare session
 }
 
 // end ends what the charge names, and every process of the start.
 func (c charge) end(ctx context.Context, token string, log *slog.Logger) {
-	if c.Runtime != nil && c.Instance != nil {
-		if _, err := c.Runtime.Attach(*c.Instance).Stop(ctx, initGrace); err != nil {
-			log.Error("instance not stopped", "err", err)
+	if c.Runtime != nil {
+		// One that is being started shows up a moment later.
+		for range 4 {
+			if err := stopNamed(ctx, c.Runtime, c.Instance, log); err != nil {
+				log.Error("instance not stopped", "err", err)
+			}
+			if c.Up {
+				break
+			}
+			time.Sleep(500 * time.Millisecond)
 		}
 	}
 	endShim(c.Shim)

@@ -101,11 +101,7 @@ func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
 	lease, err := s.layer.Acquire(ctx, opts)
 	var inUse *overlay.InUseError
 	if errors.As(err, &inUse) && inUse.Orphans {
-		rt, e := findRuntime(ctx, s.run)
-		if e != nil {
-			return nil, errors.Join(err, e)
-		}
-		if e := stopNamed(ctx, rt, apptainer.InstanceName(s.name), s.log); e != nil {
+		if e := stopNamed(ctx, s.rt, s.state.Instance, s.log); e != nil {
 			return nil, errors.Join(err, e)
 		}
 		lease, err = s.layer.Acquire(ctx, opts)

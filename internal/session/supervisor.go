@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/apptainer"
 	"github.com/hpcexec/hpcexec/internal/hostid"
 	"github.com/hpcexec/hpcexec/internal/rundir"
 	"github.com/hpcexec/hpcexec/overlay"
@@ -143,7 +144,8 @@ type supervisor struct {
 
 	rec   *Record
 	node  hostid.ID
-	run   string // the node's runtime directory
+	run   string             // the node's runtime directory
+	rt    *apptainer.Runtime // nil for a bare session
 	layer *overlay.Overlay
 	lease *overlay.Lease
 	guard *guard
@@ -235,6 +237,12 @@ func (s *supervisor) prepare(ctx context.Context, cancel context.CancelCauseFunc
 	}
 	undo = append(undo, s.guard.done)
 	if s.rec.OverlayPath != "" {
+		if s.rt, err = findRuntime(ctx, s.run); err != nil {
+			return cleanup, err
+		}
+		s.mu.Lock()
+		s.state.Runtime, s.state.Instance = s.rt, apptainer.InstanceName(s.name)
+		s.mu.Unlock()
 		if s.layer, err = overlay.Open(s.rec.OverlayPath); err != nil {
 			return cleanup, err
 		}
@@ -242,6 +250,9 @@ func (s *supervisor) prepare(ctx context.Context, cancel context.CancelCauseFunc
 			return cleanup, err
 		}
 		undo = append(undo, func() { s.lease.Release() })
+		if err := s.clearInstance(ctx); err != nil {
+			return cleanup, err
+		}
 		go func() {
 			select {
 			case <-s.lease.Lost():
