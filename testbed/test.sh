@@ -26,14 +26,16 @@ may_skip='^(TestNothing)$'
 
 # shown FILE: what failed, from the output of go test -v.
 shown() {
-  awk '/^=== RUN +[^\/]+$/ { text = ""; failing = 0; next }
+  awk 'function forget() { n = 0; failing = 0 }
+    /^=== RUN +[^\/]+$/ { forget(); next }
     /^=== / { next }
-    /^--- (PASS|SKIP)/ { text = ""; failing = 0; next }
-    /^--- FAIL/ { printf "%s%s\n", text, $0; text = ""; failing = 1; next }
+    /^--- (PASS|SKIP)/ { forget(); next }
+    /^--- FAIL/ { for (i = 0; i < n; i++) print kept[i]; print; forget(); failing = 1; next }
     /^(FAIL|panic)/ { print; next }
+    /^ *--- PASS/ || /^(PASS|ok|\?)/ { next }
     failing { if (/FAIL/) print; next }
-    { text = text $0 "\n" }
-    END { printf "%s", text }' "$1" | tail -n 300
+    { kept[n++] = $0 }
+    END { for (i = 0; i < n; i++) print kept[i] }' "$1" | cut -c1-1000 | tail -n 300
 }
 
 # skipped FILE: the tests in it that skipped and may not.
