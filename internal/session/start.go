@@ -98,7 +98,15 @@ func (m *Manager) makeOverlay(rec *Record) error {
 	// session; it is taken over, since its name is ours.
 	opts := overlay.CreateOptions{Image: overlay.Image{Path: rec.Options.Image}}
 	if rec.Base != "" {
-		opts.Layers = []string{rec.Base}
+		store, err := m.Store()
+		if err != nil {
+			return err
+		}
+		base, err := store.Get(rec.Base)
+		if err != nil {
+			return err
+		}
+		opts.Layers = base.Chain()
 	}
 	_, err := overlay.Create(rec.OverlayPath, opts)
 	if errors.Is(err, fs.ErrExist) {
