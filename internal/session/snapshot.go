@@ -188,6 +188,11 @@ func (m *Manager) Fork(ctx context.Context, id, name string) (Info, error) {
 	if err := m.Dirs.save(rec); err != nil {
 		return Info{}, err
 	}
+	// Whoever removes the snapshot now finds the session; whoever did a
+	// moment ago hasn't.
+	if _, err := store.Layers(snap.ID); err != nil {
+		return Info{}, errors.Join(err, m.Dirs.purge(rec))
+	}
 	return m.info(ctx, rec)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/hpcexec/hpcexec/internal/rundir"
 	"github.com/hpcexec/hpcexec/modules"
 	"github.com/hpcexec/hpcexec/overlay"
+	"github.com/hpcexec/hpcexec/slurm"
 	"github.com/hpcexec/hpcexec/snapshots"
 	"github.com/hpcexec/hpcexec/sshmux"
 )
@@ -97,7 +98,7 @@ func (s *supervisor) layers() ([]string, error) {
 // left on this node is ended first.
 func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
 	opts := leaseOptions(s.rec)
-	opts.Job = os.Getenv("SLURM_JOB_ID")
+	opts.Job, opts.JobGone = os.Getenv("SLURM_JOB_ID"), nodeFailed
 	lease, err := s.layer.Acquire(ctx, opts)
 	var inUse *overlay.InUseError
 	if errors.As(err, &inUse) && inUse.Orphans {
@@ -107,6 +108,21 @@ func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
 		lease, err = s.layer.Acquire(ctx, opts)
 	}
 	return lease, err
+}
+
+// nodeFailed says whether a job ended with its node. Any other end proves
+// nothing: where the site doesn't track processes by cgroup, an instance
+// outlives its job.
+func nodeFailed(ctx context.Context, job string, submit time.Time) (gone, known bool) {
+	id, err := slurm.ParseJobID(job)
+	if err != nil {
+		return false, false
+	}
+	st, err := slurm.New(&hpcexec.Local{}, slurm.Options{}).Job(ctx, id)
+	if err != nil || !submit.IsZero() && !st.Submitted.IsZero() && !st.Submitted.Equal(submit.Truncate(time.Second)) {
+		return false, false
+	}
+	return st.State == slurm.NodeFail, st.State == slurm.NodeFail || !st.State.Ended()
 }
 
 // takeLease takes the overlay's lease for work of a client on a session that

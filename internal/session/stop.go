@@ -156,6 +156,7 @@ func removeOverlay(rec *Record) error {
 
 // sweep removes ephemeral sessions whose client and supervisor are gone.
 func (m *Manager) sweep(ctx context.Context) {
+	overlay.Sweep(ctx, m.Dirs.Overlays(), time.Hour) // what crashes left half made or half removed
 	names, _ := m.Dirs.Names()
 	for _, name := range names {
 		rec, err := m.Dirs.Load(name)
