@@ -35,16 +35,19 @@ demo: ## Build, bring up the test cluster and show hpcexec at work on it; as roo
 	testbed/demo.sh
 
 .PHONY: bench
-bench: ## Measure hpcexec on the test cluster (not written yet)
-	@echo 'make bench: not written yet' >&2; exit 1
+bench: build ## Measure hpcexec beside its peers on the test cluster; writes bin/bench.json
+	CGO_ENABLED=0 go build -trimpath -o bin/bench ./testbed/bench
+	testbed/up $(SLURM)
+	testbed/on login /opt/hpcexec/bin/bench -json /home/ada/bench.json
+	testbed/on login cat /home/ada/bench.json >bin/bench.json
 
 .PHONY: soak
-soak: ## Run the long test on the test cluster (not written yet)
-	@echo 'make soak: not written yet' >&2; exit 1
+soak: ## The whole test five times over, each in another order; hours
+	for i in 1 2 3 4 5; do GOFLAGS=-shuffle=on testbed/test.sh || exit 1; done
 
 .PHONY: test-slurm-all
-test-slurm-all: ## Tests on each Slurm release in turn (not written yet)
-	@echo 'make test-slurm-all: not written yet' >&2; exit 1
+test-slurm-all: ## The whole test on each Slurm release in turn; as root, on Debian
+	for release in 22.05 24.11 26.05; do testbed/down && SLURM=$$release testbed/test.sh || exit 1; done
 
 .PHONY: fmt
 fmt: ## Format the Go code

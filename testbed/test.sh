@@ -2,7 +2,7 @@
 # test.sh: what `make test` does: format and vet, all unit tests, the build, the
 # cluster, and on it every test with the build tag testbed. A test that skips
 # where it is not allowed to, or that didn't run, fails. The cluster is ended
-# if it wasn't there before. As root, on Debian.
+# if it wasn't there before. SLURM=22.05 picks another release. As root, on Debian.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 log=$(mktemp -d) began=$SECONDS brought_up='' failed=()
@@ -70,7 +70,7 @@ make -s build || { fail 'build'; exit 1; }
 
 say 'cluster'
 testbed/on login true 2>/dev/null || brought_up=1
-timeout 600 testbed/up || { fail 'cluster-up'; exit 1; }
+timeout 600 testbed/up ${SLURM:+"$SLURM"} || { fail 'cluster-up'; exit 1; }
 timeout 300 testbed/check >"$log/check" 2>&1 || { grep -A2 '^FAIL' "$log/check"; fail 'testbed/check'; }
 
 # tests DIR: the names of the tests in DIR that need the cluster.
