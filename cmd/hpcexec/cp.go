@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 	"github.com/urfave/cli/v2"
@@ -238,7 +239,7 @@ func (in *invocation) copyOne(ctx context.Context, from, to files.End, opts file
 		case in.json && len(res.Actions) < maxActions:
 			res.Actions = append(res.Actions, copyAction{op, safeText([]byte(path))})
 		case !in.json && (opts.DryRun || in.verbose):
-			fmt.Fprintf(in.out, "%s %s\n", op, safeText([]byte(path)))
+			fmt.Fprintf(in.out, "%s %s\n", op, showPath(path))
 		}
 	}
 	bar := newCopyBar(in.err, in.quiet || in.json || opts.DryRun)
@@ -260,13 +261,13 @@ func (in *invocation) copyOne(ctx context.Context, from, to files.End, opts file
 		return nil
 	}
 	for _, p := range sum.Special {
-		fmt.Fprintf(in.err, "hpcexec: %s: left out: %s\n", safeText([]byte(p.Path)), safeText([]byte(p.Reason)))
+		fmt.Fprintf(in.err, "hpcexec: %s: left out: %s\n", showPath(p.Path), safeText([]byte(p.Reason)))
 	}
 	for _, p := range sum.Failed {
-		fmt.Fprintf(in.err, "hpcexec: %s: %s\n", safeText([]byte(p.Path)), safeText([]byte(p.Reason)))
+		fmt.Fprintf(in.err, "hpcexec: %s: %s\n", showPath(p.Path), safeText([]byte(p.Reason)))
 	}
 	if sum.Partial != "" {
-		fmt.Fprintf(in.err, "hpcexec: what is there of %s is kept: the same command goes on with it\n", safeText([]byte(sum.Partial)))
+		fmt.Fprintf(in.err, "hpcexec: what is there of %s is kept: the same command goes on with it\n", showPath(sum.Partial))
 	}
 	if err == nil || errors.As(err, &partial) {
 		if in.verbose || opts.DryRun {
@@ -280,6 +281,17 @@ func (in *invocation) copyOne(ctx context.Context, from, to files.End, opts file
 	return err
 }
 
+// showPath is a path for a line of text: names from a container may be anything.
+func showPath(path string) string {
+	for _, r := range path {
+		if !strconv.IsPrint(r) || r == utf8.RuneError {
+			return strconv.Quote(path)
+		}
+	}
+	return path
+}
+
+// maxActions bounds what --json tells of a dry run.
 const maxActions = 100000
 
 func (r *copyResult) fill(s files.Summary) {

@@ -57,12 +57,12 @@ func TestMany(t *testing.T) {
 	each(t, func(t *testing.T, d direction) {
 		src, dst := t.TempDir(), t.TempDir()
 		tree := map[string]string{}
-		for i := range 3000 {
-			tree[fmt.Sprintf("d%d/e%d/f%d", i%150, i%7, i)] = strings.Repeat("x", i)
+		for i := range 1200 {
+			tree[fmt.Sprintf("d%d/e%d/f%d", i%90, i%5, i)] = strings.Repeat("x", i)
 		}
 		write(t, src, tree)
-		if got := d.mustCopy(t, src+"/.", dst, Options{}); got.Files != 3000 {
-			t.Errorf("files: got %d, want 3000", got.Files)
+		if got := d.mustCopy(t, src+"/.", dst, Options{}); got.Files != 1200 {
+			t.Errorf("files: got %d, want 1200", got.Files)
 		}
 		same(t, dst, src)
 	})
@@ -318,7 +318,7 @@ func TestReplaceAtOnce(t *testing.T) {
 func TestProgress(t *testing.T) {
 	each(t, func(t *testing.T, d direction) {
 		src, dst := t.TempDir(), t.TempDir()
-		put(t, src+"/f", random(64<<20))
+		put(t, src+"/f", random(24<<20))
 		var last Progress
 		calls := 0
 		d.mustCopy(t, src, dst+"/new", Options{Progress: func(p Progress) {

@@ -329,7 +329,7 @@ func TestSwaps(t *testing.T) {
 			time.Sleep(50 * time.Microsecond)
 		}
 	})
-	for i := range 100 {
+	for i := range 40 {
 		dst := filepath.Join(base, "dst"+fmt.Sprint(i))
 		directions()[i%3].copy(t, base+"/src", dst, Options{})
 		filepath.WalkDir(dst, func(path string, e os.DirEntry, err error) error {
