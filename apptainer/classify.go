@@ -53,6 +53,8 @@ var rules = sync.OnceValue(func() []rule {
 			"an instance $1 runs on this node", "stop it, or choose another name"},
 		{re(`no instance found with name (\S+)|no instance found`), hpcexec.ErrUnavailable, ErrNotFound,
 			"no instance of this name runs on this node", "start the session again"},
+		{re(`could not open proc directory /proc/\d+`), hpcexec.ErrUnavailable, ErrNotFound,
+			"the instance has just ended", "start the session again"},
 		{re(`(\S+) is not a valid instance name`), hpcexec.ErrInvalid, nil,
 			"$1 is not a valid instance name", "use letters, digits, '.', '_' and '-'"},
 

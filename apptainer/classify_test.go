@@ -43,6 +43,7 @@ func TestClassify(t *testing.T) {
 		"ap-exec-_tmp":            {un, nil, "is a directory"},
 		"ap-exec-missing-pwd":     {un, nil, "chdir /nowhere"},
 		"ap-exec-not-found":       {un, ErrNotFound, "no instance of this name"},
+		"ap-exec-just-ended":      {un, ErrNotFound, "has just ended"},
 		"ap-exec-helper-dead":     {un, nil, "not found in the container"},
 		"ap-exec-helper-dead-abs": {un, nil, "serves the container's files has died"},
 		"ap-few-files":            {un, errTransient, "short of processes, files"},

@@ -189,10 +189,9 @@ func (r *Runtime) startRetry(ctx context.Context, argv []string, p *Payload, nam
 				return err
 			}
 		case errors.Is(err, ErrExists) && !cleaned:
-			// list deletes records of the dead. What is alive is not ours to
-			// end here.
+			// What is alive is not ours to end here.
 			cleaned = true
-			if list, lerr := r.list(ctx, name); lerr != nil || len(list) > 0 {
+			if !r.recordOfDead(ctx, name) {
 				return err
 			}
 		case errors.Is(err, errTransient) && attempt < startAttempts:
@@ -207,6 +206,28 @@ func (r *Runtime) startRetry(ctx context.Context, argv []string, p *Payload, nam
 }
 
 const startAttempts = 5
+
+// recordOfDead says whether the record of a name is that of an instance which
+// has ended, and waits a little until it is gone: list deletes it, unless the
+// instance is about to end and its parent does.
+func (r *Runtime) recordOfDead(ctx context.Context, name string) bool {
+	for range 40 {
+		list, err := r.list(ctx, name)
+		if err != nil {
+			return false
+		}
+		if len(list) == 0 {
+			return true
+		}
+		if _, st, err := procOf(list[0].PID); err == nil && st.state != 'Z' {
+			return false
+		}
+		if sleep(ctx, 50*time.Millisecond) != nil {
+			return false
+		}
+	}
+	return false
+}
 
 // startOnce calls `instance start` once. Its output goes to files: the
 // instance inherits the descriptors, and a reader of a pipe would wait for

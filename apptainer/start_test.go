@@ -3,6 +3,7 @@ package apptainer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -48,7 +49,8 @@ func TestStartRetry(t *testing.T) {
 		}
 		return "cat " + path + " >&2; exit 255\n"
 	}
-	const none, one = `{"instances": []}`, `{"instances": [{"instance": "hpcexec-x", "pid": 99, "img": "/i"}]}`
+	const none = `{"instances": []}`
+	one := fmt.Sprintf(`{"instances": [{"instance": "hpcexec-x", "pid": %d, "img": "/i"}]}`, os.Getpid())
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/1")
 	for _, tc := range []struct {
 		name      string
@@ -63,6 +65,8 @@ func TestStartRetry(t *testing.T) {
 		{name: "insists on a bus, gets it", start: `[ "$XDG_RUNTIME_DIR" = /run/user/1 ] && exit 0` + "\n" + fixture("ap-needs-bus"), wantCalls: 2},
 		{name: "insists on a bus that doesn't help", start: fixture("ap-needs-bus"), wantErr: hpcexec.ErrUnavailable, wantCalls: 2},
 		{name: "record of a dead one", start: "[ $n -gt 1 ] && exit 0\n" + fixture("ap-exists"), list: none, wantCalls: 2},
+		{name: "record that goes", start: "[ $n -gt 1 ] && exit 0\n" + fixture("ap-exists"), wantCalls: 2,
+			list: `'; if [ ! -e l2 ]; then if [ -e l1 ]; then : >l2; fi; : >l1; echo '{"instances": [{"instance": "hpcexec-x", "pid": 999999999, "img": "/i"}]}'; exit; fi; echo '{"instances": []}`},
 		{name: "exists", start: fixture("ap-exists"), list: one, wantErr: ErrExists, wantCalls: 1},
 		{name: "exists for ever", start: fixture("ap-exists"), list: none, wantErr: ErrExists, wantCalls: 2},
 		{name: "not transient", start: fixture("ap-missing-image"), wantErr: hpcexec.ErrInvalid, wantCalls: 1},
