@@ -89,6 +89,7 @@ func TestSilentHolder(t *testing.T) {
 	o := create(t)
 	l := acquire(t, o, quick(nodeB))
 	opts := quick(nodeA)
+	opts.Silence = 3 * time.Second // many beats, also on a machine that is busy
 	opts.NodeGone = gone
 	if _, err := o.Acquire(t.Context(), opts); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
@@ -98,7 +99,9 @@ func TestSilentHolder(t *testing.T) {
 	// The same name is no proof that it is the same machine.
 	twin := nodeB
 	twin.BootID = "boot-of-twin"
-	if _, err := o.Acquire(t.Context(), quick(twin)); !errors.Is(err, ErrInUse) {
+	opts = quick(twin)
+	opts.Silence = 3 * time.Second
+	if _, err := o.Acquire(t.Context(), opts); !errors.Is(err, ErrInUse) {
 		t.Errorf("twin: got %v, want ErrInUse", err)
 	}
 	wantLost(t, l, false)
