@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# test.sh: what `make test` does: format and vet, all unit tests, the build, the
-# cluster, and on it every test with the build tag testbed. A test that skips
-# where it is not allowed to, or that didn't run, fails. The cluster is ended
-# if it wasn't there before. SLURM=22.05 picks another release. As root, on Debian.
+# test.sh [unit|cluster] [PACKAGE…]: what `make test` does: format and vet, all
+# unit tests, the build, the cluster, and on it every test with the build tag
+# testbed. A test that skips where it is not allowed to, or that didn't run,
+# fails. The cluster is ended if it wasn't there before. As root, on Debian.
+# `unit` and `cluster` do one half, the latter for some packages if they are
+# named. SLURM=22.05 picks another release, RACE=0 leaves out the race detector.
+# shellcheck disable=SC2317 # a trap calls end
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-log=$(mktemp -d) began=$SECONDS brought_up='' failed=()
+half=${1-all}
+(($# == 0)) || shift
+only=" $* "
+log=$(mktemp -d) bin=bin/test-$$ began=$SECONDS brought_up='' failed=()
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - began)); }
 fail() { failed+=("$1"); printf 'FAIL  %s\n' "$1"; }
 
@@ -13,13 +19,25 @@ fail() { failed+=("$1"); printf 'FAIL  %s\n' "$1"; }
 end() {
   local status=$?
   trap - EXIT INT TERM
+  jobs -rp | xargs -r kill
   [[ ! $brought_up ]] || testbed/down >"$log/down" 2>&1 || status=1
-  rm -rf bin/test
+  rm -rf "$bin"
   if ((status)); then echo "the logs are in $log"; else rm -rf "$log"; fi
   exit "$status"
 }
 trap end EXIT
 trap 'exit 130' INT TERM
+
+# verdicts says what failed, and ends.
+verdicts() {
+  if ((${#failed[@]})); then
+    printf '\n%d FAILED after %d s:\n' ${#failed[@]} $((SECONDS - began))
+    printf '  %s\n' "${failed[@]}"
+    exit 1
+  fi
+  printf '\nall passed after %d s\n' $((SECONDS - began))
+  exit 0
+}
 
 # Unit tests that may skip, and why it says nothing when they do.
 may_skip='^(TestNothing)$'
@@ -41,29 +59,34 @@ shown() {
 # skipped FILE: the tests in it that skipped and may not.
 skipped() { sed -nE 's/^\s*--- SKIP: ([^ ]+).*/\1/p' "$1" | grep -vE "$may_skip"; }
 
-say 'format and vet'
-unformatted=$(gofmt -s -l . 2>&1)
-[[ -z $unformatted ]] || { echo "$unformatted"; fail 'gofmt'; }
-go vet ./... || fail 'go vet'
-go vet -tags testbed ./... || fail 'go vet -tags testbed'
+unit() {
+  say 'format and vet'
+  unformatted=$(gofmt -s -l . 2>&1)
+  [[ -z $unformatted ]] || { echo "$unformatted"; fail 'gofmt'; }
+  go vet ./... || fail 'go vet'
+  go vet -tags testbed ./... || fail 'go vet -tags testbed'
 
-say 'unit tests'
-if ! timeout 600 go test -v -timeout 5m ./... >"$log/unit" 2>&1; then
-  shown "$log/unit"
-  fail 'unit tests'
-fi
-for test in $(skipped "$log/unit"); do fail "$test skipped"; done
-echo "$(grep -acE '^\s*--- PASS' "$log/unit") passed"
-
-# With the race detector: what has many goroutines. It needs a C compiler.
-race=(. ./internal/proctree ./internal/wire ./internal/shim ./sshmux ./cmd/hpcexec)
-if [[ ${RACE-1} != 0 ]] && command -v "$(go env CC)" >/dev/null; then
-  say 'unit tests with the race detector'
-  if ! CGO_ENABLED=1 timeout 600 go test -race -timeout 5m "${race[@]}" >"$log/race" 2>&1; then
-    shown "$log/race"
-    fail 'race detector'
+  say 'unit tests'
+  if ! timeout 900 go test -v -timeout 9m ./... >"$log/unit" 2>&1; then
+    shown "$log/unit"
+    fail 'unit tests'
   fi
-fi
+  for test in $(skipped "$log/unit"); do fail "$test skipped"; done
+  echo "$(grep -acE '^\s*--- PASS' "$log/unit") passed"
+
+  # With the race detector: what has many goroutines. It needs a C compiler.
+  race=(. ./internal/proctree ./internal/wire ./internal/shim ./sshmux ./cmd/hpcexec)
+  if [[ ${RACE-1} != 0 ]] && command -v "$(go env CC)" >/dev/null; then
+    say 'unit tests with the race detector'
+    if ! CGO_ENABLED=1 timeout 900 go test -race -timeout 9m "${race[@]}" >"$log/race" 2>&1; then
+      shown "$log/race"
+      fail 'race detector'
+    fi
+  fi
+}
+
+[[ $half == cluster ]] || unit
+[[ $half != unit ]] || verdicts
 
 say 'build'
 make -s build || { fail 'build'; exit 1; }
@@ -93,31 +116,56 @@ verdict() {
   [[ ! $bad ]] && echo "$# passed"
 }
 
-mkdir -p bin/test
-for dir in $(grep -rlx --include='*_test.go' '//go:build testbed' . | xargs -r -n1 dirname | sort -u); do
-  name=${dir#./}
-  mapfile -t names < <(tests "$dir")
-  ((${#names[@]})) || continue
-  say "on the cluster: $name"
-  pattern="^($(IFS='|'; echo "${names[*]}"))\$"
-  if [[ $name == cmd/hpcexec ]]; then
-    # It restarts nodes: it runs on the machine that has the cluster.
-    timeout 900 go test -tags testbed -count 1 -v -timeout 14m -run "$pattern" "$dir" >"$log/on" 2>&1
-  else
-    binary=bin/test/${name//\//-}.test
-    CGO_ENABLED=0 go test -c -tags testbed -o "$binary" "$dir" || { fail "$name doesn't compile"; continue; }
-    timeout 600 testbed/on login "/opt/hpcexec/$binary" -test.v -test.timeout 9m -test.run "$pattern" >"$log/on" 2>&1
+# start NAME DIR TEST…: the tests of a package, in the background; $log/NAME has
+# what they print.
+start() {
+  local name=$1 dir=$2 pattern binary
+  shift 2
+  pattern="^($(IFS='|'; echo "$*"))\$"
+  if [[ $name == cmd-hpcexec ]]; then
+    # It pulls plugs: it runs on the machine that has the cluster.
+    timeout 900 go test -tags testbed -count 1 -v -timeout 14m -run "$pattern" "$dir" >"$log/$name" 2>&1 &
+    return
   fi
-  verdict "$name" "$log/on" "${names[@]}"
+  binary=$bin/$name.test
+  if CGO_ENABLED=0 go test -c -tags testbed -o "$binary" "$dir" >"$log/$name" 2>&1; then
+    timeout 900 testbed/on login "/opt/hpcexec/$binary" -test.v -test.timeout 14m -test.run "$pattern" >"$log/$name" 2>&1 &
+  fi
+}
+
+# Most of their time they wait, so several packages run at once; but not the
+# one that restarts nodes.
+mkdir -p "$bin"
+declare -A names=()
+packages=()
+for dir in $(grep -rlx --include='*_test.go' '//go:build testbed' . | xargs -r -n1 dirname | sort -u); do
+  name=${dir#./} name=${name//\//-}
+  [[ -z ${only// } || $only == *" ${dir#./} "* ]] || continue
+  names[$name]=$(tests "$dir" | xargs)
+  [[ ! ${names[$name]} ]] || packages+=("$name=$dir")
+done
+say "on the cluster: ${packages[*]%%=*}"
+for package in "${packages[@]}"; do
+  [[ $package != cmd-hpcexec=* ]] || continue
+  while (($(jobs -rp | wc -l) >= 3)); do wait -n || :; done
+  # shellcheck disable=SC2086 # one word for each test
+  start "${package%%=*}" "${package#*=}" ${names[${package%%=*}]}
+done
+wait
+for package in "${packages[@]}"; do
+  name=${package%%=*}
+  say "on the cluster: $name"
+  if [[ $name == cmd-hpcexec ]]; then
+    # shellcheck disable=SC2086
+    start "$name" "${package#*=}" ${names[$name]}
+    wait
+  fi
+  # shellcheck disable=SC2086
+  verdict "$name" "$log/$name" ${names[$name]}
 done
 
 say 'what is left'
 left=$(testbed/on login squeue --me --noheader 2>&1)
 [[ -z $left ]] || { echo "$left"; fail 'jobs of the tests are left'; }
 
-if ((${#failed[@]})); then
-  printf '\n%d FAILED after %d s:\n' ${#failed[@]} $((SECONDS - began))
-  printf '  %s\n' "${failed[@]}"
-  exit 1
-fi
-printf '\nall passed after %d s\n' $((SECONDS - began))
+verdicts
