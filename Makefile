@@ -42,8 +42,10 @@ bench: build ## Measure hpcexec beside its peers on the test cluster; writes bin
 	testbed/on login cat /home/ada/bench.json >bin/bench.json
 
 .PHONY: soak
-soak: ## The whole test five times over, each in another order; hours
-	for i in 1 2 3 4 5; do GOFLAGS=-shuffle=on testbed/test.sh || exit 1; done
+soak: build ## The long tests on the test cluster: every place, the chain of wrappers; an hour
+	testbed/up $(SLURM)
+	CGO_ENABLED=0 go test -c -tags testbed,soak -o bin/session-soak.test ./internal/session
+	testbed/on login /opt/hpcexec/bin/session-soak.test -test.v -test.timeout 90m -test.run 'TestConformance(Everywhere|OfTheChain)'
 
 .PHONY: test-slurm-all
 test-slurm-all: ## The whole test on each Slurm release in turn; as root, on Debian

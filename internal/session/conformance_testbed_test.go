@@ -14,9 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hpcexec/hpcexec"
-	"github.com/hpcexec/hpcexec/apptainer"
 	"github.com/hpcexec/hpcexec/internal/exectest"
-	"github.com/hpcexec/hpcexec/slurm"
 	"github.com/hpcexec/hpcexec/sshmux"
 )
 
@@ -98,20 +96,23 @@ func testFiles(t *testing.T) string {
 	return dir
 }
 
-// TestConformance holds every kind of session to the contract, through a
-// master and its shim: the same request gives the same answer in each.
+// TestConformance holds sessions to the contract, through a master and its
+// shim: the same request gives the same answer in each place. The other places
+// are in TestConformanceEverywhere, for the soak: each takes a minute.
 func TestConformance(t *testing.T) {
 	files := testFiles(t)
 	bind := []Bind{{Src: files, Dst: files}}
-	for name, o := range map[string]Options{
-		"local-bare":      {Place: "local"},
-		"local-container": {Place: "local", Image: testImage, Binds: bind},
+	conform(t, files, map[string]Options{
 		"local-busybox":   {Place: "local", Image: testBusybox, Binds: bind},
 		"ssh-bare":        {Place: "ssh:gpu2"},
-		"ssh-container":   {Place: "ssh:gpu2", Image: testImage, Binds: bind},
-		"slurm-bare":      {Place: "slurm", Partition: "cpu"},
 		"slurm-container": {Place: "slurm", Partition: "cpu", Image: testImage, Binds: bind},
-	} {
+	})
+}
+
+// conform holds sessions with these options to the contract. They have files
+// under the path that it has here.
+func conform(t *testing.T, files string, places map[string]Options) {
+	for name, o := range places {
 		t.Run(name, func(t *testing.T) {
 			m := testManager(t)
 			w := Want{Name: "conform-" + name, Options: o}
@@ -125,37 +126,4 @@ func TestConformance(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestConformanceOfTheChain holds three wrappers around each other to the
-// contract, without a shim: a container, in an allocation, behind a login node
-// that is reached by SSH.
-func TestConformanceOfTheChain(t *testing.T) {
-	files := testFiles(t)
-	m := testManager(t)
-	info := testSession(t, m, "conform-chain", Options{
-		Place: "slurm", Partition: "cpu", Image: testImage, Binds: []Bind{{Src: files, Dst: files}},
-	})
-	state, err := m.Dirs.loadState("conform-chain")
-	if err != nil {
-		t.Fatal(err)
-	}
-	login, err := m.openPlain(t.Context(), "login")
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := slurm.ParseJobID(info.JobID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cluster := slurm.New(login, slurm.Options{})
-	allocation := cluster.Allocation(id, slurm.AllocationOptions{})
-	instance := state.Runtime.Attach(apptainer.Info{Name: state.Instance}).Wrap(allocation)
-	exectest.Run(t, exectest.Suite{
-		New:     func(*testing.T) hpcexec.Executor { return instance },
-		Probe:   func(*testing.T) hpcexec.Executor { return allocation },
-		TempDir: files,
-		Limit:   2 * time.Minute,
-		Leaks:   []goleak.Option{goleak.IgnoreCurrent()},
-	})
 }
