@@ -83,7 +83,8 @@ unit() {
   go vet -tags testbed ./... || fail 'go vet -tags testbed'
 
   say 'unit tests'
-  timeout 900 go test -v -timeout 9m ./... >"$log/unit" 2>&1 || again 'unit tests' "$log/unit"
+  # Most tests wait most of the time: twice as many packages as processors.
+  timeout 900 go test -p 4 -v -timeout 14m ./... >"$log/unit" 2>&1 || again 'unit tests' "$log/unit"
   for test in $(skipped "$log/unit"); do fail "$test skipped"; done
   echo "$(grep -acE '^\s*--- PASS' "$log/unit") passed"
 
@@ -92,7 +93,7 @@ unit() {
   if [[ ${RACE-1} != 0 ]] && command -v "$(go env CC)" >/dev/null; then
     say 'unit tests with the race detector'
     export CGO_ENABLED=1
-    timeout 900 go test -race -timeout 9m "${race[@]}" >"$log/race" 2>&1 || again 'race detector' "$log/race" -race
+    timeout 900 go test -p 4 -race -timeout 14m "${race[@]}" >"$log/race" 2>&1 || again 'race detector' "$log/race" -race
     unset CGO_ENABLED
   fi
 }
