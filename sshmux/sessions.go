@@ -14,19 +14,23 @@ import (
 
 // sessions counts the sessions of a connection to an SSH server that allows
 // only so many (MaxSessions, 10 by default, 1 on some sites). The limit is
-// learned from the first refusal; from then on who wants a session waits for
-// one to end.
+// learned from refusals; who wants a session then waits for one to end.
+//
+// What is learned may be too little: a server counts a session a moment longer
+// than it says. So now and then one more is tried.
 type sessions struct {
 	mu      sync.Mutex
-	open    int
-	limit   int             // 0: not known
-	opened  int             // since the limit was set or tried
-	waiting []chan struct{} // first come first
+	used    int             // slots: sessions and attempts to open one
+	open    int             // sessions
+	proven  int             // most sessions that there were at once
+	limit   int             // of used; 0: not known
+	streak  int             // sessions since the last refusal
+	waiting []chan struct{} // for a slot, first come first
 }
 
-// tryAbove is after how many sessions a limit is tried again: a session that
-// was on its way out may have made it seem lower than it is.
-const tryAbove = 256
+// tryAbove is after how many sessions without a refusal, for each that the
+// limit allows, the limit is raised by one.
+const tryAbove = 4
 
 // refusalPause is the time between two tries where nobody of us will make
 // room: a server frees a session a moment after it says so.
@@ -39,15 +43,8 @@ const refusedFor = 3 * time.Second
 func (s *sessions) enter(ctx context.Context) error {
 	for {
 		s.mu.Lock()
-		if s.limit == 0 || s.open < s.limit {
-			s.open++
-			s.mu.Unlock()
-			return nil
-		}
-		if s.opened >= tryAbove {
-			s.opened = 0
-			s.open++
-			s.limit++
+		if s.limit == 0 || s.used < s.limit {
+			s.used++
 			s.mu.Unlock()
 			return nil
 		}
@@ -63,11 +60,41 @@ func (s *sessions) enter(ctx context.Context) error {
 	}
 }
 
-// leave gives a slot back.
-func (s *sessions) leave() {
+// opened notes that a slot has become a session.
+func (s *sessions) opened() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open++
+	s.proven = max(s.proven, s.open)
+	s.streak++
+	if s.limit > 0 && s.streak >= tryAbove*s.limit {
+		s.streak = 0
+		s.limit++
+		s.wakeLocked()
+	}
+}
+
+// closed gives the slot of a session back.
+func (s *sessions) closed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open--
+	s.used--
+	s.wakeLocked()
+}
+
+// leave gives a slot back that became no session.
+func (s *sessions) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used--
+	s.wakeLocked()
+}
+
+// wake lets somebody else have the slot of a session that was refused.
+func (s *sessions) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.wakeLocked()
 }
 
@@ -90,16 +117,15 @@ func (s *sessions) giveUp(w chan struct{}) {
 	}
 }
 
-// refused notes that the server refused the session of a slot. others is how
-// many sessions there are beside it.
+// refused notes that the server refused the session of a slot, which is free
+// again: the caller tries once more, or calls wake. others is how many sessions
+// there are.
 func (s *sessions) refused() (others int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open--
-	if s.open > 0 && (s.limit == 0 || s.open < s.limit) {
-		s.limit = s.open
-	}
-	s.opened = 0
+	s.used--
+	s.streak = 0
+	s.limit = max(s.open, s.proven, 1)
 	return s.open
 }
 
@@ -114,23 +140,29 @@ func (s *sessions) max() int {
 // server has a limit. done must be called once, when the channel is closed by
 // both sides. Errors: context.Cause(ctx), and hpcexec.ErrUnavailable.
 func (h *Host) session(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), err error) {
-	started := time.Now()
+	var alone time.Time // since when the server refuses although there is no other session
 	for {
 		if err := h.sessions.enter(ctx); err != nil {
 			return nil, nil, nil, err
 		}
 		ch, reqs, done, others, err := h.trySession(ctx)
 		var refusal *ssh.OpenChannelError
-		if err == nil || !errors.As(err, &refusal) {
+		switch {
+		case err == nil || !errors.As(err, &refusal):
 			return ch, reqs, done, err
-		}
-		if others == 0 && time.Since(started) > refusedFor {
+		case others > 0:
+			alone = time.Time{}
+		case alone.IsZero():
+			alone = time.Now()
+		case time.Since(alone) > refusedFor:
+			h.sessions.wake()
 			return nil, nil, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s refused a session: %w", h.opts.Place, err).
 				WithHint("ask the site about MaxSessions and about commands over ssh")
 		}
 		select {
 		case <-time.After(refusalPause):
 		case <-ctx.Done():
+			h.sessions.wake()
 			return nil, nil, nil, context.Cause(ctx)
 		}
 	}
@@ -149,6 +181,7 @@ func (h *Host) secondSession(ctx context.Context) (ch ssh.Channel, reqs <-chan *
 		}
 	}
 	if h.sessions.max() == 1 {
+		h.sessions.wake()
 		return nil, nil, nil, errOneSession
 	}
 	return h.session(ctx)
@@ -161,11 +194,9 @@ var errOneSession = errors.New("the host allows one session at a time")
 func (h *Host) trySession(ctx context.Context) (ch ssh.Channel, reqs <-chan *ssh.Request, done func(), others int, err error) {
 	ch, reqs, err = h.openChannel(ctx, "session", nil)
 	if err == nil {
-		h.sessions.mu.Lock()
-		h.sessions.opened++
-		h.sessions.mu.Unlock()
+		h.sessions.opened()
 		var once sync.Once
-		return ch, reqs, func() { once.Do(func() { h.sessions.leave() }) }, 0, nil
+		return ch, reqs, func() { once.Do(h.sessions.closed) }, 0, nil
 	}
 	var refusal *ssh.OpenChannelError
 	if errors.As(err, &refusal) {

@@ -85,44 +85,81 @@ func TestSessionsCancelWaiting(t *testing.T) {
 	}
 }
 
-func TestSessionsCount(t *testing.T) {
+func TestSessionsLimit(t *testing.T) {
 	var s sessions
 	ctx := t.Context()
-	for range 4 {
+	open := func() {
+		t.Helper()
 		if err := s.enter(ctx); err != nil {
 			t.Fatal(err)
 		}
+		s.opened()
 	}
-	if others := s.refused(); others != 3 || s.max() != 3 {
-		t.Errorf("got %d others and the limit %d, want 3 and 3", others, s.max())
+	full := func() bool {
+		t.Helper()
+		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer cancel()
+		err := s.enter(short)
+		if err == nil {
+			s.leave()
+		}
+		return errors.Is(err, context.DeadlineExceeded)
 	}
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
-	if err := s.enter(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a fourth: got error %v, want %v", err, context.DeadlineExceeded)
+	waiters := func(n int) {
+		t.Helper()
+		wait(t, "a waiter", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.waiting) == n })
 	}
-	entered := make(chan error)
-	go func() { entered <- s.enter(ctx) }()
-	s.leave()
-	if err := <-entered; err != nil {
-		t.Error(err)
+	for range 3 {
+		open()
 	}
-	// One that gives up takes nobody's turn.
+	for range 5 { // more who try at once
+		s.enter(ctx)
+	}
+	for range 5 {
+		if others := s.refused(); others != 3 {
+			t.Errorf("got %d others, want 3", others)
+		}
+	}
+	if s.max() != 3 || !full() {
+		t.Errorf("got the limit %d, full %v, want 3 and true", s.max(), full())
+	}
+
+	// Refusals while sessions end don't make it forget what it has seen.
+	s.closed()
+	s.closed()
+	s.enter(ctx)
+	s.refused()
+	if s.max() != 3 {
+		t.Errorf("got the limit %d, want the 3 that there were", s.max())
+	}
+	s.wake()
+	open()
+	open()
+
+	// A slot goes to who waits; one that gives up takes nobody's turn.
+	entered, left := make(chan error), make(chan error)
 	gone, give := context.WithCancel(ctx)
-	left := make(chan error)
 	go func() { left <- s.enter(gone) }()
-	wait(t, "the first waiter", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.waiting) == 1 })
+	waiters(1)
 	go func() { entered <- s.enter(ctx) }()
-	wait(t, "the second waiter", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.waiting) == 2 })
+	waiters(2)
 	give()
-	<-left
-	s.leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want %v", err, context.Canceled)
+	}
+	s.closed()
 	if err := <-entered; err != nil {
 		t.Error(err)
 	}
-	s.opened = tryAbove
-	if err := s.enter(ctx); err != nil || s.max() != 4 {
-		t.Errorf("after %d: got %v and the limit %d, want a try above it", tryAbove, err, s.max())
+	s.opened()
+
+	// After a while one more is tried.
+	for range tryAbove * 3 {
+		s.closed()
+		open()
+	}
+	if s.max() != 4 || full() {
+		t.Errorf("got the limit %d, full %v, want 4 and false", s.max(), full())
 	}
 }
 
