@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Hello is the first thing that an agent says, so that whoever started it knows
@@ -21,11 +23,24 @@ func Main([]string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	signal.Ignore(syscall.SIGPIPE)
+	widenPipe(os.Stdin)
+	widenPipe(os.Stdout)
 	if err := Serve(ctx, &pair{os.Stdin, os.Stdout}); err != nil {
 		fmt.Fprintf(os.Stderr, "hpcexec files: %v\n", err)
 		return 125
 	}
 	return 0
+}
+
+// pipeSize is the most that a user may have: fewer wake-ups for each megabyte.
+const pipeSize = 1 << 20
+
+// widenPipe gives a pipe a larger buffer, where that is allowed.
+func widenPipe(f *os.File) {
+	rc, err := f.SyscallConn() // Fd would make it blocking
+	if err == nil {
+		rc.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+	}
 }
 
 // A pair is one stream of two.
