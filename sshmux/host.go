@@ -61,6 +61,9 @@ type Host struct {
 
 	sessions sessions
 	pulse    *pulse
+
+	mu        sync.Mutex
+	forwarded map[string]func(io.ReadWriteCloser) // by remoteForward.key
 }
 
 var (
@@ -92,7 +95,7 @@ type stdio struct {
 }
 
 // NewHost makes a Host from a connection and its incoming channels and
-// requests, which it serves: it refuses them all. The caller must call Close.
+// requests, which it serves. The caller must call Close.
 func NewHost(conn ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, opts HostOptions) *Host {
 	h := &Host{conn: conn, opts: opts, done: make(chan struct{}), pulse: opts.pulse}
 	if h.pulse == nil {
@@ -142,8 +145,9 @@ func shimHost(ctx context.Context, c io.ReadWriteCloser, opts HostOptions) (*Hos
 	return NewHost(conn, chans, reqs, opts), nil
 }
 
-// serve refuses all that the peer asks for: a contained place is hostile, and
-// a plain host has nothing to ask.
+// serve refuses what the peer asks for: a contained place is hostile, and a
+// plain host has nothing to ask, but for connections to ports that it was told
+// to listen on.
 func (h *Host) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	defer close(h.done)
 	for chans != nil || reqs != nil {
@@ -153,7 +157,7 @@ func (h *Host) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 				chans = nil
 				continue
 			}
-			nc.Reject(ssh.Prohibited, "not served here")
+			h.accept(nc)
 		case r, ok := <-reqs:
 			if !ok {
 				reqs = nil

@@ -66,7 +66,7 @@ type master struct {
 
 	mu        sync.Mutex
 	endpoints map[string]*server // by socket
-	active    int                // clients and forwarded connections
+	active    int                // clients, forwardings and their connections
 	leaving   bool
 	idle      *time.Timer
 	terminals map[*sessionTask]bool
@@ -187,9 +187,14 @@ func (m *master) enter() bool {
 // leave notes the end of a client.
 func (m *master) leave() {
 	defer m.tasks.Done()
+	m.hold(-1)
+}
+
+// hold changes the number of those who keep the master from leaving.
+func (m *master) hold(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.active--
+	m.active += n
 	if m.active == 0 {
 		m.idle.Reset(m.opts.Idle)
 	}

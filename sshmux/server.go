@@ -38,6 +38,8 @@ type server struct {
 
 	sharedLink bool // link is the master's
 
+	forwarding sync.Mutex // held while a forwarding is begun; before mu
+
 	mu        sync.Mutex
 	listening bool
 	forwards  map[forward]*forwarding

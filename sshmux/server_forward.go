@@ -3,12 +3,12 @@ package sshmux
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/hpcexec/hpcexec"
 )
@@ -110,12 +110,16 @@ func (p *stdioPair) Close() error {
 	return p.out.Close()
 }
 
-// A forwarding is a listener that a client asked for. It lives as long as the
-// master, or until it is cancelled.
+// A forwarding is what a client has asked the master to listen for. It lives as
+// long as the master, or until it is cancelled; one on the host as long as the
+// connection.
 type forwarding struct {
-	ln    net.Listener
+	stop  func() // stops to listen
+	port  uint32 // of a remote one that was left to the server
 	conns sync.WaitGroup
+	ctx   context.Context // of its connections
 	end   context.CancelFunc
+	host  *Host // of a remote one
 }
 
 // forward serves MUX_C_OPEN_FWD and MUX_C_CLOSE_FWD.
@@ -124,50 +128,94 @@ func (c *muxClient) forward(typ, id uint32, body []byte) error {
 	if err != nil {
 		return err
 	}
-	if typ == cOpenFwd {
-		err = c.s.openForward(m)
-	} else {
-		err = c.s.closeForward(m)
-	}
-	if err != nil {
-		c.deny(id, sFailure, refusal(err))
+	if typ == cCloseFwd {
+		if err := c.s.closeForward(m); err != nil {
+			c.deny(id, sFailure, refusal(err))
+		} else {
+			c.send(appendRequest(nil, sOK, id, nil))
+		}
 		return nil
 	}
-	c.send(appendRequest(nil, sOK, id, nil))
+	port, err := c.s.openForward(c.ctx, m)
+	switch {
+	case err != nil:
+		c.deny(id, sFailure, refusal(err))
+	case m.Kind == fwdRemote && m.ListenPort == 0:
+		c.send(appendNumber(nil, sRemotePort, id, port))
+	default:
+		c.send(appendRequest(nil, sOK, id, nil))
+	}
 	return nil
 }
 
-// openForward listens here for connections into the place. Asked for twice it
-// is the same one.
-func (s *server) openForward(m forward) error {
-	if m.Kind != fwdLocal {
-		return errors.New("only local forwarding is supported")
+// openForward begins to listen. Asked for twice it is the same one.
+func (s *server) openForward(ctx context.Context, m forward) (port uint32, err error) {
+	s.forwarding.Lock() // one at a time; a remote one waits for the host
+	defer s.forwarding.Unlock()
+	s.mu.Lock()
+	f := s.forwards[m]
+	s.mu.Unlock()
+	if f != nil && (f.host == nil || !f.host.ended()) {
+		return f.port, nil
+	}
+	f = &forwarding{}
+	f.ctx, f.end = context.WithCancel(s.master.ctx)
+	if m.Kind == fwdRemote {
+		err = s.listenThere(ctx, f, m)
+	} else {
+		err = s.listenHere(f, m)
+	}
+	if err != nil {
+		f.end()
+		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.forwards[m]; ok {
-		return nil
+	if s.forwards == nil {
+		s.forwards = map[forward]*forwarding{}
+	}
+	if s.forwards[m] == nil { // else it was one of a connection that has ended
+		s.master.hold(1)
+	}
+	s.forwards[m] = f
+	return f.port, nil
+}
+
+// listenHere listens for a local or a dynamic forwarding.
+func (s *server) listenHere(f *forwarding, m forward) error {
+	if s.link == nil && m.Kind == fwdDynamic {
+		return errors.New("there is no host to reach others from")
 	}
 	ln, err := listenForward(m)
 	if err != nil {
 		return err
 	}
-	ctx, end := context.WithCancel(s.master.ctx)
-	f := &forwarding{ln: ln, end: end}
-	if s.forwards == nil {
-		s.forwards = map[forward]*forwarding{}
-	}
-	s.forwards[m] = f
+	f.stop = func() { ln.Close() }
 	f.conns.Go(func() {
 		for {
 			c, err := ln.Accept()
 			if err != nil {
 				return
 			}
-			f.conns.Go(func() { s.serveForward(ctx, c, m) })
+			f.conns.Go(func() { s.serveForward(f.ctx, c, m) })
 		}
 	})
 	return nil
+}
+
+// listenThere has the host listen for a remote forwarding.
+func (s *server) listenThere(ctx context.Context, f *forwarding, m forward) error {
+	h, err := s.host(ctx)
+	if err != nil {
+		return err
+	}
+	port, cancel, err := h.listenRemote(ctx, m.remote(), func(c io.ReadWriteCloser) {
+		s.join(f.ctx, c, func(ctx context.Context) (io.ReadWriteCloser, error) {
+			return dialHere(ctx, m.ConnectHost, m.ConnectPort)
+		})
+	})
+	f.host, f.port, f.stop = h, port, cancel
+	return err
 }
 
 func listenForward(m forward) (net.Listener, error) {
@@ -188,15 +236,42 @@ func listenForward(m forward) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(m.ListenPort))))
 }
 
+// serveForward serves a connection to a local or dynamic forwarding.
 func (s *server) serveForward(ctx context.Context, c net.Conn, m forward) {
+	if m.Kind == fwdLocal {
+		s.join(ctx, c, func(ctx context.Context) (io.ReadWriteCloser, error) {
+			return s.dialTarget(ctx, m.ConnectHost, m.ConnectPort)
+		})
+		return
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	host, port, answer, err := readSOCKS(c)
+	if err != nil {
+		s.master.log.Warn("forwarding", "err", err)
+		c.Close()
+		return
+	}
+	s.join(ctx, c, func(ctx context.Context) (io.ReadWriteCloser, error) {
+		to, err := s.dialTarget(ctx, host, port)
+		if aerr := answer(err == nil); err == nil && aerr != nil {
+			to.Close()
+			err = aerr
+		}
+		c.SetDeadline(time.Time{})
+		return to, err
+	})
+}
+
+// join connects a stream with what dial gives, and closes it in any case.
+func (s *server) join(ctx context.Context, c io.ReadWriteCloser, dial func(context.Context) (io.ReadWriteCloser, error)) {
 	if !s.master.enter() {
 		c.Close()
 		return
 	}
 	defer s.master.leave()
-	to, err := s.dialTarget(ctx, m.ConnectHost, m.ConnectPort)
+	to, err := dial(ctx)
 	if err != nil {
-		s.master.log.Warn("forwarding", "to", m.ConnectHost, "err", err)
+		s.master.log.Warn("forwarding", "err", err)
 		c.Close()
 		return
 	}
@@ -210,13 +285,24 @@ func (s *server) serveForward(ctx context.Context, c net.Conn, m forward) {
 
 func (s *server) closeForward(m forward) error {
 	s.mu.Lock()
-	f, ok := s.forwards[m]
+	f := s.forwards[m]
+	if f == nil && m.Kind == fwdRemote {
+		// A port that the server has chosen is cancelled by its number, too.
+		any := m
+		any.ListenPort = 0
+		if f = s.forwards[any]; f != nil && f.port == m.ListenPort {
+			m = any
+		} else {
+			f = nil
+		}
+	}
 	delete(s.forwards, m)
 	s.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("port not forwarded")
+	if f == nil {
+		return errors.New("port not forwarded")
 	}
-	f.ln.Close()
+	f.stop()
+	s.master.hold(-1)
 	return nil
 }
 
@@ -227,8 +313,11 @@ func (s *server) closeForwards() {
 	s.forwards = nil
 	s.mu.Unlock()
 	for _, f := range all {
-		f.ln.Close()
+		if f.host == nil || !f.host.ended() {
+			f.stop()
+		}
 		f.end()
 		f.conns.Wait()
+		s.master.hold(-1)
 	}
 }

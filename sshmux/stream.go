@@ -44,18 +44,22 @@ func (h *Host) dialChannel(ctx context.Context, kind string, payload []byte) (io
 	if err != nil {
 		return nil, openError(h.opts.Place, err)
 	}
-	c := &channelStream{ch, make(chan struct{})}
-	go func() {
-		defer close(c.closed)
-		ssh.DiscardRequests(reqs)
-	}()
-	return c, nil
+	return newChannelStream(ch, reqs), nil
 }
 
 // A channelStream is a channel that carries a connection.
 type channelStream struct {
 	ssh.Channel
 	closed chan struct{} // by the peer, both directions
+}
+
+func newChannelStream(ch ssh.Channel, reqs <-chan *ssh.Request) *channelStream {
+	c := &channelStream{ch, make(chan struct{})}
+	go func() {
+		defer close(c.closed)
+		ssh.DiscardRequests(reqs)
+	}()
+	return c
 }
 
 // closedByPeer is closed once the peer takes nothing more either.

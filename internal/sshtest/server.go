@@ -284,9 +284,9 @@ func (s *Server) serveConn(c net.Conn) {
 	s.mu.Lock()
 	s.logins++
 	s.mu.Unlock()
-	_, chans = q.Gate(conn, chans)
-	cc := &connection{s: s}
-	s.working.Go(func() { ssh.DiscardRequests(reqs) })
+	gated, chans := q.Gate(conn, chans)
+	cc := &connection{s: s, conn: gated, listeners: map[uint32]net.Listener{}}
+	s.working.Go(func() { cc.requests(reqs) })
 	for nc := range chans {
 		switch nc.ChannelType() {
 		case "session":

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,10 +17,13 @@ import (
 
 // A connection is one client.
 type connection struct {
-	s *Server
+	s    *Server
+	conn ssh.Conn
 
 	mu       sync.Mutex
 	sessions int
+
+	listeners map[uint32]net.Listener // of requests, by port
 }
 
 // enter takes one of the sessions that there may be.
@@ -314,55 +316,4 @@ func (s *session) hangup() {
 	if s.pty != nil {
 		s.pty.Close()
 	}
-}
-
-func (c *connection) forward(nc ssh.NewChannel) {
-	network, addr := "tcp", ""
-	if nc.ChannelType() == "direct-tcpip" {
-		var m struct {
-			Host       string
-			Port       uint32
-			OriginHost string
-			OriginPort uint32
-		}
-		ssh.Unmarshal(nc.ExtraData(), &m)
-		addr = net.JoinHostPort(m.Host, strconv.Itoa(int(m.Port)))
-	} else {
-		var m struct {
-			Path, Reserved string
-			Zero           uint32
-		}
-		ssh.Unmarshal(nc.ExtraData(), &m)
-		network, addr = "unix", m.Path
-	}
-	if c.s.opts.NoForward {
-		nc.Reject(ssh.Prohibited, "administratively prohibited: open failed")
-		return
-	}
-	to, err := net.Dial(network, addr)
-	if err != nil {
-		nc.Reject(ssh.ConnectionFailed, err.Error())
-		return
-	}
-	ch, reqs, err := nc.Accept()
-	if err != nil {
-		to.Close()
-		return
-	}
-	work := &c.s.working
-	work.Go(func() { ssh.DiscardRequests(reqs) })
-	work.Go(func() {
-		var both sync.WaitGroup
-		both.Go(func() {
-			io.Copy(ch, to)
-			ch.CloseWrite()
-		})
-		both.Go(func() {
-			io.Copy(to, ch)
-			to.(interface{ CloseWrite() error }).CloseWrite()
-		})
-		both.Wait()
-		ch.Close()
-		to.Close()
-	})
 }
