@@ -28,8 +28,9 @@ const (
 )
 
 // Dial connects to [USER@]HOST[:PORT] with the user's OpenSSH configuration,
-// keys and known hosts. It asks nobody anything: a password, a second factor
-// or a new host key needs a person.
+// keys and known hosts. Where a master of OpenSSH's serves the host already (see
+// ControlPath in ssh_config(5)), it goes through that. It asks nobody anything:
+// a password, a second factor or a new host key needs a person.
 //
 // Errors: hpcexec.ErrUnavailable where the host isn't reached in time,
 // hpcexec.ErrNeedsLogin where a person must log in first, hpcexec.ErrDenied
@@ -40,6 +41,9 @@ func Dial(ctx context.Context, host string, opts HostOptions) (*Host, error) {
 	config, err := loadSSHConfig(ctx, host)
 	if err != nil {
 		return nil, err
+	}
+	if h, ok := joinMaster(ctx, config, opts); ok {
+		return h, nil
 	}
 	opts.pulse = &pulse{}
 	conn, chans, reqs, err := dialConfig(ctx, config, opts.pulse, 0)

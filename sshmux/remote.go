@@ -68,8 +68,11 @@ func forwardedKey(nc ssh.NewChannel) string {
 // until the connection to the host or cancel ends that. port is the one that
 // the server has chosen, where 0 was asked for.
 func (h *Host) listenRemote(ctx context.Context, f remoteForward, serve func(c io.ReadWriteCloser)) (port uint32, cancel func(), err error) {
-	if h.opts.Peer != PeerSSHD {
+	switch {
+	case h.opts.Peer != PeerSSHD:
 		return 0, nil, errors.New("a shim listens for nobody")
+	case h.opts.ping != nil:
+		return 0, nil, errors.New("the host is reached through a master of OpenSSH's: ask that one")
 	}
 	listen, stop := f.names()
 	ok, reply, err := h.request(ctx, listen, f.payload())
