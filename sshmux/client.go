@@ -54,6 +54,8 @@ func Open(socket string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.ready = conn
 	c.stale = time.AfterFunc(freshFor, func() { c.Close() })
 	return c, nil

@@ -89,7 +89,7 @@ unit() {
   echo "$(grep -acE '^\s*--- PASS' "$log/unit") passed"
 
   # With the race detector: what has many goroutines. It needs a C compiler.
-  race=(. ./internal/proctree ./internal/wire ./internal/shim ./sshmux ./cmd/hpcexec)
+  race=(. ./internal/proctree ./internal/wire ./internal/shim)
   if [[ ${RACE-1} != 0 ]] && command -v "$(go env CC)" >/dev/null; then
     say 'unit tests with the race detector'
     export CGO_ENABLED=1
