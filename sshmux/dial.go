@@ -109,9 +109,9 @@ func loginError(ctx context.Context, c *sshConfig, keys *hostKeys, a *auth, bann
 	case keys.err != nil:
 		return keys.err
 	case ctx.Err() != nil:
-		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, context.Cause(ctx))
+		return unreachable(c, context.Cause(ctx))
 	case lost || !keys.passed:
-		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, err)
+		return unreachable(c, err)
 	}
 	// The host is who it should be, and didn't hang up: it wants more than
 	// keys.
@@ -120,6 +120,11 @@ func loginError(ctx context.Context, c *sshConfig, keys *hostKeys, a *auth, bann
 		return e.WithHint("ssh-add %s", strings.Join(a.locked, " "))
 	}
 	return e.WithHint("try `ssh %s`; a key of yours must be accepted there without a password", c.name)
+}
+
+func unreachable(c *sshConfig, err error) error {
+	return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, err).
+		WithHint("see whether the name is right and whether `ssh %s` works from here", c.name)
 }
 
 // dialTransport is the byte stream to a host's SSH server.
@@ -136,7 +141,7 @@ func dialTransport(ctx context.Context, c *sshConfig, depth int) (net.Conn, erro
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, err)
+		return nil, unreachable(c, err)
 	}
 	if tc, ok := conn.(*net.TCPConn); ok {
 		limitUnsent(tc)

@@ -176,7 +176,11 @@ func TestE2ESurvives(t *testing.T) {
 		name string
 		do   func(t *testing.T)
 	}{
-		{"scancel", func(t *testing.T) { must(t, "login", "scancel", fmt.Sprint(show(t, name)["job_id"])) }},
+		{"scancel", func(t *testing.T) {
+			must(t, "login", "scancel", fmt.Sprint(show(t, name)["job_id"]))
+			// A command that comes while the session ends is ended with it.
+			eventually(t, 30*time.Second, "the session notices", func() bool { return show(t, name)["state"] != "ready" })
+		}},
 		{"kill of the master", func(t *testing.T) { must(t, "login", "pkill", "-KILL", "-f", "hpcexec master --host gpu2 ") }},
 		{"kill of the shim", func(t *testing.T) {
 			must(t, "gpu2", "sh", "-c", `pkill -KILL -P $(pgrep -d, -P $(pgrep -f "$1"))`, "sh", instance)
@@ -339,7 +343,7 @@ func TestE2EWaiting(t *testing.T) {
 func TestE2EBadInput(t *testing.T) {
 	must(t, "login", "sh", "-c", "mkdir -p ~/e2e-bad && cd ~/e2e-bad && head -c 5000 /dev/urandom > corrupt.sif && mkdir -p noscratch hpcexec && chmod 500 noscratch && echo 'colour = 1' > hpcexec/config.toml")
 	t.Cleanup(func() { on(t, "login", "sh", "-c", "chmod 700 ~/e2e-bad/noscratch; rm -rf ~/e2e-bad") })
-	jobs := must(t, "login", "squeue", "--me", "-h")
+	jobs := must(t, "login", "squeue", "--me", "-h", "-o", "%i")
 	sessions := hpc(t, "session", "ls")
 	tests := []struct {
 		name string
@@ -374,7 +378,7 @@ func TestE2EBadInput(t *testing.T) {
 			}
 		})
 	}
-	if got := must(t, "login", "squeue", "--me", "-h"); got != jobs {
+	if got := must(t, "login", "squeue", "--me", "-h", "-o", "%i"); got != jobs {
 		t.Errorf("jobs: got %q, want %q as before", got, jobs)
 	}
 	if got := hpc(t, "session", "ls"); got != sessions {
