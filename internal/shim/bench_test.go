@@ -1,8 +1,10 @@
 package shim
 
 import (
+	"io"
 	"os/exec"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -93,4 +95,20 @@ func BenchmarkThousandShim(b *testing.B) {
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
 	return d[len(d)/2]
+}
+
+// BenchmarkShimStdout is the output of one command through a shim.
+func BenchmarkShimStdout(b *testing.B) {
+	const piece = 1 << 20
+	c := dial(b, spawn(b).socket)
+	ch := c.benchChannel(b)
+	go ssh.DiscardRequests(ch.reqs)
+	b.SetBytes(piece)
+	if err := wire.SendExec(ch, &wire.Exec{Args: sh("head -c $1 /dev/zero", strconv.Itoa(b.N*piece))}); err != nil {
+		b.Fatal(err)
+	}
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, ch, make([]byte, 256<<10))
+	if err != nil || n != int64(b.N)*piece {
+		b.Errorf("got %d bytes, %v, want %d", n, err, b.N*piece)
+	}
 }

@@ -92,7 +92,7 @@ func spawn(t testing.TB, env ...string) *shimProcess {
 	}
 	defer f.Close()
 	cmd := exec.Command("/proc/self/exe", "--fd", "3")
-	cmd.ExtraFiles = []*os.File{f}
+	cmd.ExtraFiles = []*os.File{f, f} // one more than it knows of
 	cmd.Env = append([]string{"HPCEXEC_SHIM_TEST=1", "PATH=" + os.Getenv("PATH"), "HOME=/"}, env...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -116,9 +116,9 @@ func TestCancelBeforeItRuns(t *testing.T) {
 }
 
 func TestBeat(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 600 * time.Millisecond
 	c := dial(t, serve(t, Options{Grace: time.Hour, beatTimeout: timeout}))
-	longer := wire.Exec{Args: sh("sleep 1.5")}
+	longer := wire.Exec{Args: sh("sleep 0.9")}
 
 	// A client that never beats is left alone.
 	if _, _, exit := c.run(longer, ""); exit.ErrKind != "" {
@@ -148,8 +148,9 @@ func TestBeat(t *testing.T) {
 	close(stop)
 	<-beating
 
-	// One that falls silent loses its commands, but not those in the
-	// background.
+	// One that falls silent loses its commands, also those that it started
+	// in the silence, but not those in the background.
+	time.Sleep(timeout + timeout/2)
 	file, file2 := tempDir(t)+"/pids", tempDir(t)+"/pids"
 	p = c.start(wire.Exec{Args: sh(stubborn, file)})
 	p2 := c.start(wire.Exec{Args: sh(stubborn, file2), Background: true, HasStdin: true})
@@ -220,8 +221,8 @@ func TestStop(t *testing.T) {
 			}
 			polite := c.start(wire.Exec{Args: sh(`trap 'echo bye; exit 3' TERM; touch "$1"; while :; do sleep 0.01; done`, dir+"/5")})
 			eventually(t, "the command runs", func() bool { _, err := os.Stat(dir + "/5"); return err == nil })
-			if st := c.status(); st.Running != 2 || st.Background < 9 {
-				t.Errorf("got %+v, want 2 in the foreground and at least 9 beside them", st)
+			if st := c.status(); st.Running != 2 || st.Background != 9 {
+				t.Errorf("got %+v, want 2 in the foreground and 9 processes beside them", st)
 			}
 			tt.stop(t, shim, c)
 			if code := shim.wait(t); code != 0 {
@@ -238,6 +239,20 @@ func TestStop(t *testing.T) {
 				t.Error("somebody still listens")
 			}
 		})
+	}
+}
+
+// TestNothingBeginsWhileStopping: what the shim's end has counted stays all.
+func TestNothingBeginsWhileStopping(t *testing.T) {
+	s := newServer(t.Context(), Options{})
+	if !s.begin() {
+		t.Fatal("nothing may begin before")
+	}
+	s.end()
+	s.cancel(errStopped)
+	s.shutdown()
+	if s.begin() {
+		t.Error("a command may begin after the end")
 	}
 }
 

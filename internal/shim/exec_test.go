@@ -39,6 +39,8 @@ func TestExec(t *testing.T) {
 		{name: "exit code", e: wire.Exec{Args: sh("exit 7")}, wantCode: 7},
 		{name: "signal", e: wire.Exec{Args: sh("kill -SEGV $$")}, wantCode: 139, wantSignal: "SEGV"},
 		{name: "stdout and stderr", e: wire.Exec{Args: sh("echo out; echo err >&2")}, wantOut: "out\n", wantErr: "err\n"},
+		{name: "merged", e: wire.Exec{Args: sh("for i in 1 2 3; do echo out; echo err >&2; done"), Merged: true}, wantOut: strings.Repeat("out\nerr\n", 3)},
+		{name: "merged in the background", e: wire.Exec{Args: sh("for i in 1 2 3; do echo out; echo err >&2; done"), Merged: true, Background: true}, wantOut: strings.Repeat("out\nerr\n", 3)},
 		{name: "stdin", e: wire.Exec{Args: []string{"cat"}}, stdin: "to and fro", wantOut: "to and fro"},
 		{name: "no stdin is empty", e: wire.Exec{Args: []string{"cat"}}},
 		{name: "not found", e: wire.Exec{Args: []string{"no-such-program"}}, wantCode: 127, wantErr: "hpcexec: no-such-program: not found\n"},

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -186,6 +187,31 @@ func TestStdioBackground(t *testing.T) {
 		t.Error("what a command left running on a bare host has ended with the connection")
 	}
 	syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// TestStdioClose: files that block don't keep the connection from ending.
+func TestStdioClose(t *testing.T) {
+	var s stdio
+	var out *os.File
+	for _, p := range []struct{ r, w **os.File }{{&s.in, &out}, {&s.wakeR, &s.wakeW}} {
+		var err error
+		if *p.r, *p.w, err = os.Pipe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer out.Close()
+	s.in.Fd() // makes it block
+	s.out = out
+	done := make(chan error)
+	go func() {
+		_, err := s.Read(make([]byte, 1))
+		done <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // it waits by now, most likely
+	s.Close()
+	if err := <-done; err == nil {
+		t.Error("Read: got no error, want the end")
+	}
 }
 
 func TestStdioTerminated(t *testing.T) {
