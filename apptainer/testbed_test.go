@@ -200,7 +200,7 @@ func TestStartErrors(t *testing.T) {
 		wantErr error
 		want    string
 	}{
-		{"same name", func(o *StartOptions) { o.Name += "-exists" }, ErrExists, "runs on this node"},
+		{"same name", func(o *StartOptions) { o.Name += "-exists"; o.Overlay = testOverlay(t) }, ErrExists, "runs on this node"},
 		{"foreign name", func(o *StartOptions) { o.Name = "x" }, hpcexec.ErrInvalid, "doesn't begin with"},
 		{"missing image", func(o *StartOptions) { o.Image = "/scratch/images/none.sif" }, hpcexec.ErrInvalid, "no such file"},
 		{"junk image", func(o *StartOptions) { o.Image = "/etc/passwd" }, hpcexec.ErrInvalid, "not a container image"},
