@@ -25,8 +25,8 @@ const (
 	freshFor = 2 * time.Second
 )
 
-// ErrNoMaster says that nobody serves a socket. Errors that match it are of
-// kind hpcexec.ErrUnavailable.
+// ErrNoMaster says that nobody serves a socket, or who does is ending. Errors
+// that match it are of kind hpcexec.ErrUnavailable.
 var ErrNoMaster = errors.New("no master there")
 
 // A Client runs commands through the socket of a master, or of one of its

@@ -148,13 +148,23 @@ func (l *link) close() {
 	}
 }
 
+// kindEnding is the kind of errEnding on its way over the wire.
+const kindEnding = "ending"
+
 // asError is err on its way over the wire.
 func asError(err error) errorMsg {
-	return errorMsg{Kind: hpcexec.KindName(err), Text: err.Error(), Hint: hpcexec.Hint(err)}
+	m := errorMsg{Kind: hpcexec.KindName(err), Text: err.Error(), Hint: hpcexec.Hint(err)}
+	if errors.Is(err, errEnding) {
+		m.Kind = kindEnding
+	}
+	return m
 }
 
 // error is the error that came over the wire.
 func (m errorMsg) error() error {
+	if m.Kind == kindEnding {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%w", &noMasterError{errors.New(m.Text)})
+	}
 	kind := hpcexec.KindByName(m.Kind)
 	if kind == nil {
 		return errors.New(m.Text)

@@ -123,7 +123,7 @@ func ServeMaster(ctx context.Context, opts MasterOptions) error {
 	return m.run()
 }
 
-var errEnding = hpcexec.Errorf(hpcexec.ErrUnavailable, "the master is ending")
+var errEnding error = hpcexec.Errorf(hpcexec.ErrUnavailable, "the master is ending")
 
 // ErrMasterExists says that a socket is served by another process.
 var ErrMasterExists = errors.New("another master serves it")

@@ -91,6 +91,18 @@ func TestOpenSSHSession(t *testing.T) {
 	}
 }
 
+// A subsystem that isn't there ends the session, with a reason.
+func TestOpenSSHSubsystem(t *testing.T) {
+	for name, socket := range sockets(t) {
+		t.Run(name, func(t *testing.T) {
+			_, stderr, code := output(t, openssh(t, "ssh", socket, "-s", "x", "no-such-subsystem"))
+			if code != 255 || !strings.Contains(stderr, "subsystem request failed") {
+				t.Errorf("got %q, exit code %d, want 255 and a reason", stderr, code)
+			}
+		})
+	}
+}
+
 func TestOpenSSHControl(t *testing.T) {
 	for name, socket := range sockets(t) {
 		t.Run(name, func(t *testing.T) {
@@ -189,13 +201,14 @@ func TestOpenSSHTerminal(t *testing.T) {
 			}
 			watchdog := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 			defer watchdog.Stop()
-			seen := readUntil(out, "terminal\r\n")
-			if !strings.Contains(seen, "27 91\r\n") {
+			// Whether ssh has its terminal in raw mode by now is a race.
+			seen := readUntil(out, "terminal\r")
+			if !strings.Contains(seen, "27 91\r") {
 				t.Errorf("got %q, want the size of the terminal", seen)
 			}
 			io.WriteString(in, "typed\n")
-			seen = readUntil(out, "got typed\r\n")
-			if !strings.Contains(seen, "got typed\r\n") {
+			seen = readUntil(out, "got typed\r")
+			if !strings.Contains(seen, "got typed\r") {
 				t.Errorf("got %q, want what was typed", seen)
 			}
 			io.Copy(io.Discard, out)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -58,6 +59,7 @@ func (t *sessionTask) run() {
 	defer t.c.work.Done()
 	defer t.c.hangUp()
 	defer func() {
+		t.c.s.master.forgetTerminal(t) // before its descriptor is another's
 		for _, s := range t.fds {
 			s.Close()
 		}
@@ -83,21 +85,21 @@ func (t *sessionTask) run() {
 
 	h.beat.begin()
 	defer h.beat.end()
-	ttyFailed, err := t.setup(ch)
-	if err != nil {
-		ch.Close()
-		go ssh.DiscardRequests(reqs)
-		t.c.deny(t.id, sFailure, refusal(err))
-		return
+	// The terminal's settings, before the client changes them: it does so at
+	// this answer, so that goes out ahead of all that may bring output.
+	var pty []byte
+	if t.m.TTY {
+		pty = ptyRequest(t.m.Term, t.fds[0].fd)
 	}
 	t.c.send(appendNumber(nil, sSessionOpened, t.id, t.id))
-	if ttyFailed {
-		t.c.send(appendRequest(nil, sTTYAllocFail, t.id, nil))
-	}
 	t.c.flush()
-	if t.m.TTY && !ttyFailed {
-		t.c.s.master.watchTerminal(t)
-		defer t.c.s.master.forgetTerminal(t)
+	if err := t.setup(ch, pty); err != nil {
+		// Too late for a refusal: as with OpenSSH, the client gets no exit
+		// status.
+		ch.Close()
+		go ssh.DiscardRequests(reqs)
+		fmt.Fprintf(t.fds[2], "%s\r\n", refusal(err))
+		return
 	}
 	t.mu.Lock()
 	t.ch = ch
@@ -111,13 +113,18 @@ func (t *sessionTask) run() {
 }
 
 // setup asks for what the session is to be, in the order of OpenSSH's client.
-func (t *sessionTask) setup(ch ssh.Channel) (ttyFailed bool, err error) {
+func (t *sessionTask) setup(ch ssh.Channel, pty []byte) error {
 	if t.m.TTY {
-		ok, err := ch.SendRequest("pty-req", true, ptyRequest(t.m.Term, t.fds[0].fd))
+		ok, err := ch.SendRequest("pty-req", true, pty)
 		if err != nil {
-			return false, err
+			return err
 		}
-		ttyFailed = !ok
+		if ok {
+			t.c.s.master.watchTerminal(t)
+		} else {
+			t.c.send(appendRequest(nil, sTTYAllocFail, t.id, nil))
+			t.c.flush()
+		}
 	}
 	for _, e := range t.m.Env {
 		name, value, ok := strings.Cut(e, "=")
@@ -125,7 +132,7 @@ func (t *sessionTask) setup(ch ssh.Channel) (ttyFailed bool, err error) {
 			continue
 		}
 		if _, err := ch.SendRequest("env", false, ssh.Marshal(struct{ Name, Value string }{name, value})); err != nil {
-			return false, err
+			return err
 		}
 	}
 	name, payload := "shell", []byte(nil)
@@ -139,7 +146,7 @@ func (t *sessionTask) setup(ch ssh.Channel) (ttyFailed bool, err error) {
 	if err == nil && !ok {
 		err = errors.New(name + " request failed")
 	}
-	return ttyFailed, err
+	return err
 }
 
 // copy connects the session with the descriptors, to its end. ok is false
