@@ -172,14 +172,17 @@ func TestE2ESurvives(t *testing.T) {
 	hpc(t, "exec", "-s", name, "--on", "slurm", "--gpus", "h100:1", "--image", baseImage, "--", "sh", "-c", "echo 0 > /notes")
 	want := "0\n"
 	instance := `(Apptainer|Singularity) [i]nstance: ada \[hpcexec-` + name
+	// A command that comes while the session ends is ended with it: wait.
+	ended := func(t *testing.T) {
+		eventually(t, 30*time.Second, "the session has ended", func() bool { return show(t, name)["state"] != "ready" })
+	}
 	steps := []struct {
 		name string
 		do   func(t *testing.T)
 	}{
 		{"scancel", func(t *testing.T) {
 			must(t, "login", "scancel", fmt.Sprint(show(t, name)["job_id"]))
-			// A command that comes while the session ends is ended with it.
-			eventually(t, 30*time.Second, "the session notices", func() bool { return show(t, name)["state"] != "ready" })
+			ended(t)
 		}},
 		{"kill of the master", func(t *testing.T) { must(t, "login", "pkill", "-KILL", "-f", "hpcexec master --host gpu2 ") }},
 		{"kill of the shim", func(t *testing.T) {
@@ -189,7 +192,10 @@ func TestE2ESurvives(t *testing.T) {
 			// A command that is sent to what dies has no known end: wait.
 			must(t, "gpu2", "sh", "-c", `p=$(pgrep -f "$1"); c=$(pgrep -P $p); kill -9 $p; while kill -0 $c; do sleep 0.1; done 2>/dev/null`, "sh", instance)
 		}},
-		{"kill of the supervisor", func(t *testing.T) { must(t, "gpu2", "pkill", "-KILL", "-f", "hpcexec supervise .*--session "+name+" ") }},
+		{"kill of the supervisor", func(t *testing.T) {
+			must(t, "gpu2", "pkill", "-KILL", "-f", "hpcexec supervise .*--session "+name+" ")
+			ended(t)
+		}},
 		{"a node that is booted anew", func(t *testing.T) {
 			if out, err := exec.Command("../../testbed/node", "restart", "gpu2").CombinedOutput(); err != nil {
 				t.Fatalf("testbed/node restart gpu2: %v\n%s", err, out)

@@ -33,11 +33,16 @@ type charge struct {
 	Shim     hostid.Proc        `json:"shim,omitzero"` // of a bare session
 }
 
-// end ends what the charge names, and every process of the start.
-func (c charge) end(ctx context.Context, token string, log *slog.Logger) {
+// end ends what the charge names, and every process of the start. The next
+// start's instance has the same name: superseded says that there is one, which
+// has seen to it that nothing of this one was in its way.
+func (c charge) end(ctx context.Context, token string, superseded func() bool, log *slog.Logger) {
 	if c.Runtime != nil {
 		// One that is being started shows up a moment later.
 		for range 4 {
+			if superseded() {
+				break
+			}
 			if err := stopNamed(ctx, c.Runtime, c.Instance, log); err != nil {
 				log.Error("instance not stopped", "err", err)
 			}
@@ -145,7 +150,10 @@ func GuardMain(args []string) int {
 	log.Warn("the supervisor was killed; ending what it left")
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	last.end(ctx, *token, log)
+	last.end(ctx, *token, func() bool {
+		state, err := dirs.loadState(*name)
+		return err == nil && state != nil && state.Token != *token
+	}, log)
 	if err := freeLease(ctx, dirs, *name); err != nil {
 		log.Warn("lease not given back", "err", err)
 	}
