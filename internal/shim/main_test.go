@@ -191,26 +191,40 @@ func TestStdioBackground(t *testing.T) {
 
 // TestStdioClose: files that block don't keep the connection from ending.
 func TestStdioClose(t *testing.T) {
-	var s stdio
-	var out *os.File
-	for _, p := range []struct{ r, w **os.File }{{&s.in, &out}, {&s.wakeR, &s.wakeW}} {
-		var err error
-		if *p.r, *p.w, err = os.Pipe(); err != nil {
-			t.Fatal(err)
-		}
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
 	}
-	defer out.Close()
-	s.in.Fd() // makes it block
-	s.out = out
+	s := &stdio{in: os.NewFile(uintptr(p[0]), "in"), out: os.NewFile(uintptr(p[1]), "out")}
+	var err error
+	if s.wakeR, s.wakeW, err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	// Another end for writing, so that the close of out is no end of file.
+	other, err := unix.FcntlInt(uintptr(p[1]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(other)
+	s.Write([]byte("x"))
 	done := make(chan error)
 	go func() {
-		_, err := s.Read(make([]byte, 1))
+		buf := make([]byte, 1)
+		_, err := s.Read(buf)
+		if err == nil {
+			_, err = s.Read(buf)
+		}
 		done <- err
 	}()
-	time.Sleep(20 * time.Millisecond) // it waits by now, most likely
-	s.Close()
-	if err := <-done; err == nil {
-		t.Error("Read: got no error, want the end")
+	time.Sleep(20 * time.Millisecond) // the second Read waits by now, most likely
+	go s.Close()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("Read: got no error, want the end")
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("Read doesn't end")
 	}
 }
 
