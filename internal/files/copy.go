@@ -102,7 +102,7 @@ func (e *PartialError) Is(target error) bool { return target == hpcexec.ErrUnava
 // there; and hpcexec.ErrUnavailable, after which the same copy may be tried
 // again and goes on where it was.
 func Copy(ctx context.Context, src, dst End, opts Options) (Summary, error) {
-	n := &nearPeer{opts: &opts}
+	n := &nearPeer{opts: &opts, top: src.Name}
 	began := time.Now()
 	res, err := n.copy(ctx, src, dst)
 	n.mu.Lock()
@@ -230,9 +230,6 @@ func (a *agent) finish(ctx context.Context, near, far End, err error) error {
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", far.Name, err)
 	case !errors.As(err, &typed):
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", near.Name, err)
-	case errors.Is(err, hpcexec.ErrInvalid) && typed.Err != nil:
-		p := problemOf(classFatal, "", err)
-		return p.error(near.Name)
 	case errors.Is(err, hpcexec.ErrInvalid):
 		p := problemOf(classFatal, "", err)
 		return p.error(near.Name)
@@ -259,6 +256,7 @@ const every = 100 * time.Millisecond
 // A nearPeer collects what the user is to know.
 type nearPeer struct {
 	opts *Options
+	top  string // how people know the source
 
 	mu   sync.Mutex
 	sum  Summary
@@ -270,7 +268,7 @@ func (n *nearPeer) problem(p problem) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.path == "" {
-		p.path = "."
+		p.path = n.top
 	}
 	list := &n.sum.Failed
 	if p.class == classSpecial {

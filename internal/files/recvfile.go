@@ -393,7 +393,7 @@ func (r *receiver) openLarge(s *bulkStep) (*large, error) {
 		l.f, l.err = r.createLarge(l)
 	}
 	if l.keeps = l.err == nil && s.head.size >= resumable && l.temp == partName(w.name, s.head.size, s.head.mtime); l.keeps {
-		r.peer.partial(l.w.path)
+		r.peer.partial(join(l.w.dir, l.w.name)) // the path of a top is empty
 	}
 	return l, nil
 }
