@@ -225,6 +225,7 @@ func (r *execRun) startAndWait(ctx context.Context, m *session.Manager, relay *r
 		return hpcexec.Response{}, err
 	}
 	defer release()
+	r.in.progress.clear()
 	if relay.size != nil {
 		// Only now: while a session starts Ctrl-C must be a signal.
 		if restore, err := rawTerminal(r.in.in); err == nil {

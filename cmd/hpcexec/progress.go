@@ -5,11 +5,16 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/term"
 
 	"github.com/hpcexec/hpcexec/internal/session"
 )
+
+// progressDelay is how long something may take before anybody is told: what
+// is over at once leaves no lines in people's logs.
+const progressDelay = time.Second
 
 // progress tells people what a start waits for: one line that is rewritten on
 // a terminal, a line per change elsewhere.
@@ -17,14 +22,18 @@ type progress struct {
 	w        *os.File
 	quiet    bool
 	terminal bool
+	delay    time.Duration
 
 	mu     sync.Mutex
-	last   string
-	active bool // the terminal's line has text
+	text   string      // the latest report
+	shown  string      // what was printed last
+	active bool        // the terminal's line has text
+	late   bool        // the delay is over: print at once
+	timer  *time.Timer // of the delay; nil between two waits
 }
 
 func newProgress(w *os.File, quiet bool) *progress {
-	return &progress{w: w, quiet: quiet, terminal: !quiet && term.IsTerminal(int(w.Fd()))}
+	return &progress{w: w, quiet: quiet, terminal: !quiet && term.IsTerminal(int(w.Fd())), delay: progressDelay}
 }
 
 // report is session.Manager.Progress.
@@ -35,24 +44,50 @@ func (p *progress) report(ev session.Progress) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.quiet, text == p.last:
+	if p.quiet {
 		return
-	case text == "" || ev.Stage == "ready":
-		p.clearLocked()
-	case p.terminal:
-		if cols, _, err := term.GetSize(int(p.w.Fd())); err == nil && cols > 12 {
-			text = cut(text, cols-len("hpcexec: ")-1)
-		}
-		fmt.Fprintf(p.w, "\r\x1b[Khpcexec: %s", text)
-		p.active = true
-	default:
-		fmt.Fprintf(p.w, "hpcexec: %s\n", text)
 	}
-	p.last = text
+	if text == "" || ev.Stage == "ready" {
+		p.clearLocked()
+		return
+	}
+	p.text = text
+	if p.late {
+		p.printLocked()
+	} else if p.timer == nil {
+		p.timer = time.AfterFunc(p.delay, p.overdue)
+	}
 }
 
-// clear takes the line away, so that what is printed next has it.
+// overdue is called when the delay is over.
+func (p *progress) overdue() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer != nil { // it may have been cleared meanwhile
+		p.late = true
+		p.printLocked()
+	}
+}
+
+func (p *progress) printLocked() {
+	text := p.text
+	if text == p.shown {
+		return
+	}
+	p.shown = text
+	if !p.terminal {
+		fmt.Fprintf(p.w, "hpcexec: %s\n", text)
+		return
+	}
+	if cols, _, err := term.GetSize(int(p.w.Fd())); err == nil && cols > 12 {
+		text = cut(text, cols-len("hpcexec: ")-1)
+	}
+	fmt.Fprintf(p.w, "\r\x1b[Khpcexec: %s", text)
+	p.active = true
+}
+
+// clear says that nothing is waited for any more: it takes the line away, so
+// that what is printed next has it.
 func (p *progress) clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,6 +95,10 @@ func (p *progress) clear() {
 }
 
 func (p *progress) clearLocked() {
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.timer, p.late = nil, false
 	if p.active {
 		fmt.Fprint(p.w, "\r\x1b[K")
 		p.active = false
