@@ -1,4 +1,4 @@
-//go:build testbed
+//go:build testbed && soak
 
 package main
 
