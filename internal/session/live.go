@@ -128,8 +128,16 @@ func (m *Manager) inquire(ctx context.Context, rec *Record, state *State) (*Stat
 	}
 	// The way there tells no more than that nobody answered. The node itself
 	// knows whether the process lives.
-	if e := m.reap(ctx, rec, state); e == nil {
+	e := m.reap(ctx, rec, state)
+	if e == nil {
 		return nil, dead, err
+	}
+	if errors.Is(e, errAlive) {
+		// It lives and doesn't listen: not yet, or not any more.
+		now, e := m.Dirs.loadState(rec.Name)
+		if e == nil && now != nil && now.Token == state.Token && now.Phase != Ready {
+			return now, alive, nil
+		}
 	}
 	return nil, unknown, err
 }
