@@ -160,6 +160,7 @@ func record(t testing.TB) (client, server []byte) {
 			return
 		}
 		end{conn, chans, reqs}.echo()
+		conn.Close() // waits for what is still being written
 	}()
 	conn, chans, reqs, err := Client(ra)
 	if err != nil {
