@@ -9,10 +9,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -34,11 +31,6 @@ const (
 	// writePiece is what goes to the socket in one call, so that room in the
 	// queue is seen while a large buffer is on its way.
 	writePiece = 128 << 10
-
-	// directSize is what is tried on the socket before it is queued. Smaller
-	// writes come in groups (an exit and the close of its channel, say),
-	// which the queue makes one.
-	directSize = 4 << 10
 
 	readBuffer = 64 << 10
 
@@ -63,10 +55,9 @@ const (
 // more than it read.
 var ErrFlood = errors.New("peer doesn't read what it asks for")
 
-// A Queue stands between x/crypto/ssh and a socket. Write never blocks: what
-// is large goes to the socket at once if that takes it, all else is copied, and
-// one goroutine writes what has gathered since its last write. Read is
-// buffered.
+// A Queue stands between x/crypto/ssh and a socket. Write copies, returns at
+// once and never blocks; one goroutine writes to the socket all that has
+// gathered since its last write. Read is buffered.
 //
 // A Queue bounds its memory by ending the connection. So whoever writes data
 // to channels has to wait for room first: [Queue.Gate] does so for all users
@@ -77,7 +68,6 @@ var ErrFlood = errors.New("peer doesn't read what it asks for")
 // A Queue implements net.Conn as far as what it stands on does.
 type Queue struct {
 	rwc io.ReadWriteCloser
-	raw syscall.RawConn // of rwc, if it is a socket
 	br  *bufio.Reader
 
 	proxy bool // packets have the framing of the proxy mode
@@ -90,7 +80,6 @@ type Queue struct {
 	buf     []byte          // queued
 	spare   []byte          // the other buffer, while nothing is being written
 	control int             // bytes in size that are not channel data
-	writing bool            // flush is in a write to the socket
 	waiting []chan struct{} // who waits for room, first come first
 	closing bool
 	err     error
@@ -110,9 +99,6 @@ func NewQueue(rwc io.ReadWriteCloser) *Queue {
 		br:      bufio.NewReaderSize(rwc, readBuffer),
 		flushed: make(chan struct{}),
 	}
-	if sc, ok := rwc.(syscall.Conn); ok {
-		q.raw, _ = sc.SyscallConn() // without it all is queued
-	}
 	q.wake = sync.NewCond(&q.mu)
 	go q.flush()
 	return q
@@ -128,13 +114,6 @@ func (q *Queue) Write(p []byte) (int, error) {
 	if q.err != nil || q.closing {
 		return 0, io.EOF
 	}
-	total := len(p)
-	if total >= directSize && len(q.buf) == 0 && !q.writing {
-		p = p[q.writeNow(p):]
-		if len(p) == 0 {
-			return total, nil
-		}
-	}
 	if !data {
 		q.control += len(p)
 	}
@@ -147,23 +126,7 @@ func (q *Queue) Write(p []byte) (int, error) {
 		q.wake.Signal()
 	}
 	q.buf = append(q.buf, p...)
-	return total, nil
-}
-
-// writeNow writes as much of p as the socket takes without waiting, which for
-// something else than a socket is nothing. It spares a stream of data the copy,
-// and a switch to another goroutine for each packet. Errors are left for flush
-// to meet.
-func (q *Queue) writeNow(p []byte) int {
-	if q.raw == nil {
-		return 0
-	}
-	var n int
-	q.raw.Write(func(fd uintptr) bool {
-		n, _ = unix.SendmsgN(int(fd), p, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		return true
-	})
-	return max(n, 0)
+	return len(p), nil
 }
 
 // flush writes what is queued until the queue is closed or broken.
@@ -183,7 +146,6 @@ func (q *Queue) flush() {
 		}
 		out, control := q.buf, q.control
 		q.buf, q.spare = q.spare[:0], nil
-		q.writing = true
 		for done := 0; done < len(out); {
 			piece := out[done:min(len(out), done+writePiece)]
 			q.mu.Unlock()
@@ -203,7 +165,6 @@ func (q *Queue) flush() {
 			}
 		}
 		q.control -= control
-		q.writing = false
 		if cap(out) <= keepCap {
 			q.spare = out
 		}
