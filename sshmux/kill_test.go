@@ -121,7 +121,7 @@ func (k *killer) round(i int, victim string, delay time.Duration) {
 	if victim == "command" || victim == "shim" {
 		// What a command leaves in the background lives on, and a shim that
 		// was killed ends nobody: that is its supervisor's matter.
-		if n, err := proctree.Kill(t.Context(), proctree.Tree{Marker: id}); n > 0 || err != nil {
+		if n, err := proctree.Kill(t.Context(), proctree.Tree{PGID: commandPID, Marker: id}); n > 0 || err != nil {
 			t.Errorf("round %d (%s): %d processes are left, %v", i, victim, n, err)
 		}
 	}

@@ -99,11 +99,22 @@ func TestWindowChange(t *testing.T) {
 			watchdog := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 			defer watchdog.Stop()
 			readUntil(master, "up\r")
-			if err := pty.Setsize(master, &pty.Winsize{Cols: 123, Rows: 45}); err != nil {
-				t.Fatal(err)
-			}
-			if got := readUntil(master, "45 123"); !strings.Contains(got, "45 123") {
-				t.Errorf("got %q, want the new size", got)
+			// ssh may not listen for the signal yet, so it is sent again.
+			seen := make(chan string)
+			go func() { seen <- readUntil(master, "45 12") }()
+			for cols := uint16(120); ; cols = 120 + (cols+1)%10 {
+				if err := pty.Setsize(master, &pty.Winsize{Cols: cols, Rows: 45}); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case got := <-seen:
+					if !strings.Contains(got, "45 12") {
+						t.Errorf("got %q, want the new size", got)
+					}
+				case <-time.After(300 * time.Millisecond):
+					continue
+				}
+				break
 			}
 			readUntil(master, "\x00") // to its end
 		})

@@ -37,19 +37,25 @@ end() {
     while test $i -lt "$grace" && test "$(ingroup "$2")"; do nap; i=$((i + 1)); done
   fi
   i=0
+  none=0
   while :; do
     all="$(ingroup "$2") $(marked "$1")"
     set -- "$1" "$2" $all
-    test $# -gt 2 || break
     n=$(($# - 2))
+    if test $n -eq 0; then
+      # Once more: a process in the middle of an exec shows no environment.
+      none=$((none + 1))
+      test $none -lt 2 || break
+      continue
+    fi
+    none=0
     test $i -lt 30 || break
     test "$2" -gt 0 && kill -KILL "-$2" 2>/dev/null
     for f in $all; do f=${f#/proc/}; kill -KILL "${f%/*}" 2>/dev/null; done
-    n=0
     nap
     i=$((i + 1))
   done
-  echo "d $1 ${n:-0}"
+  echo "d $1 $n"
 }
 
 # forget ID: takes it out of the list, and its timer with it.
