@@ -133,9 +133,11 @@ func (m *master) run() error {
 	signal.Notify(winch, unix.SIGWINCH)
 	defer signal.Stop(winch)
 
-	m.tasks.Go(m.main.accept)
+	m.mu.Lock()
 	m.idle = time.AfterFunc(m.opts.Idle, m.leaveWhenIdle)
+	m.mu.Unlock()
 	defer m.idle.Stop()
+	m.tasks.Go(m.main.accept)
 	if m.opts.Ready != nil {
 		m.opts.Ready()
 	}
