@@ -137,9 +137,6 @@ var errAny = errors.New("any")
 // A shim that answers nothing keeps nobody who has given up, nor does it write
 // to a stream after that.
 func TestShimThatIgnoresCancel(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for the limits of a cancel")
-	}
 	stop := make(chan struct{})
 	defer close(stop)
 	h := liar{t, func(_ ssh.Conn, ch ssh.Channel) {

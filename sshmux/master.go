@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hpcexec/hpcexec"
+	"github.com/hpcexec/hpcexec/internal/wire"
 )
 
 const (
@@ -61,6 +64,8 @@ type master struct {
 	poller *poller
 	main   *server
 	tasks  sync.WaitGroup // clients and accept loops
+
+	own atomic.Bool // a peer with this user's id was accepted
 
 	changes sync.Mutex // one change of the endpoints at a time; before mu
 
@@ -172,6 +177,21 @@ func (m *master) close() {
 	for i := range all {
 		all[len(all)-1-i].close() // endpoints before the connection they use
 	}
+}
+
+// checkPeer says whether a client belongs to this user. What wire.CheckPeer
+// looks up beside the client's id is looked up once.
+func (m *master) checkPeer(c *net.UnixConn) error {
+	if m.own.Load() {
+		if uid, err := wire.PeerUID(c); err == nil && uid == uint32(os.Geteuid()) {
+			return nil
+		}
+	}
+	err := wire.CheckPeer(c)
+	if err == nil {
+		m.own.Store(true)
+	}
+	return err
 }
 
 // enter notes a client. It is refused once the master is leaving.

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hpcexec/hpcexec"
-	"github.com/hpcexec/hpcexec/internal/wire"
 )
 
 const (
@@ -73,7 +72,7 @@ func (s *server) begin(c *net.UnixConn) {
 	}
 	go func() {
 		defer s.master.leave()
-		if err := wire.CheckPeer(c); err != nil {
+		if err := s.master.checkPeer(c); err != nil {
 			s.master.log.Warn("client refused", "err", err)
 			c.Close()
 			return
@@ -292,10 +291,15 @@ func (c *muxClient) toTask(f func(task) error) error {
 // busy says that the connection has a command already.
 func (c *muxClient) busy() bool { return c.task != nil && !c.task.over() }
 
-// hangUp tells the client that nothing more will come.
+// hangUp tells a client of OpenSSH's that nothing more will come.
 func (c *muxClient) hangUp() {
 	c.flush()
 	c.conn.c.CloseWrite()
+	c.finish()
+}
+
+// finish gives the client a moment to hang up.
+func (c *muxClient) finish() {
 	c.mu.Lock()
 	c.done = true
 	c.mu.Unlock()

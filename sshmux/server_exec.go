@@ -91,7 +91,8 @@ func (t *execTask) run() {
 		s.Close()
 	}
 	t.c.send(exitMsg{x, t.c.s.place}.append(nil, t.id))
-	t.c.hangUp()
+	t.c.flush()
+	t.c.finish()
 }
 
 func (t *execTask) exec() (wire.Exit, error) {
