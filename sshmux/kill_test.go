@@ -81,8 +81,7 @@ func (k *killer) round(i int, victim string, delay time.Duration) {
 	}
 	k.mustWork(i)
 
-	// SIGPIPE would be an end of its own, with what runs in the background left.
-	script := fmt.Sprintf(`trap '' PIPE; exec 2>/dev/null; echo $HPCEXEC_ID $PPID $$; sleep 600 >/dev/null 2>&1 & s=$!
+	script := fmt.Sprintf(`exec 2>/dev/null; echo $HPCEXEC_ID $PPID $$; sleep 600 >/dev/null 2>&1 & s=$!
 		i=0; while [ $i -lt %d ]; do echo line $i; i=$((i+1)); done
 		sleep 0.02; kill $s; exit 7`, lines)
 	cmd := exec.Command(k.exe, "client", k.endpoint, "sh", "-c", script)

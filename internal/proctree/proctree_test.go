@@ -127,6 +127,26 @@ func TestDetached(t *testing.T) {
 	}
 }
 
+// TestInExec: a process in the middle of execve(2) shows no environment, and is
+// a member all the same.
+func TestInExec(t *testing.T) {
+	marker := fmt.Sprintf("proctree-exec-%d", os.Getpid())
+	again := t.TempDir() + "/again"
+	if err := os.WriteFile(again, []byte(`exec sh "$0"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, marker, "echo; exec sh "+again)
+	missed := 0
+	for range 300 {
+		if m := Members(Tree{Marker: marker}); len(m) != 1 {
+			missed++
+		}
+	}
+	if missed > 0 {
+		t.Errorf("missed a process that runs one program after the other in %d of 300 walks", missed)
+	}
+}
+
 func TestEnd(t *testing.T) {
 	tests := []struct {
 		name, script string

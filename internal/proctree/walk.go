@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // A Walker walks /proc, once for all who ask at the same time. The zero value
@@ -109,6 +111,7 @@ func readTable(marker string) table {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
 	var env []byte
+	var unclear []int // indexes into t.procs
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -119,14 +122,49 @@ func readTable(marker string) table {
 			continue
 		}
 		if !p.zombie {
-			env = readAll("/proc/"+name+"/environ", env[:0])
-			p.marker = markerIn(env, marker)
-			p.detached = p.pid == p.sid && len(env) > 0 && p.marker == "" && markerIn(env, MarkerVar) == ""
+			env = p.look(marker, env)
+			if len(env) == 0 && p.pgrp != 0 { // kernel threads have neither
+				unclear = append(unclear, len(t.procs))
+			}
 		}
 		t.children[p.ppid] = append(t.children[p.ppid], len(t.procs))
 		t.procs = append(t.procs, p)
 	}
+	t.lookAgain(marker, unclear, env)
 	return t
+}
+
+// look reads the environment of a process, with a buffer to use, and what it
+// says of it.
+func (p *process) look(marker string, buf []byte) (env []byte) {
+	env = readAll("/proc/"+strconv.Itoa(p.pid)+"/environ", buf[:0])
+	p.marker = markerIn(env, marker)
+	p.detached = p.pid == p.sid && len(env) > 0 && p.marker == "" && markerIn(env, MarkerVar) == ""
+	return env
+}
+
+// lookAgain looks again at processes that showed no environment. Few have
+// none, and one in the middle of execve(2) shows none for some microseconds:
+// who relied on one look would miss a process that runs a program after the
+// other.
+func (t table) lookAgain(marker string, unclear []int, buf []byte) {
+	uid := os.Geteuid()
+	unclear = slices.DeleteFunc(unclear, func(i int) bool {
+		var st syscall.Stat_t
+		err := syscall.Stat("/proc/"+strconv.Itoa(t.procs[i].pid), &st)
+		return err != nil || uid != 0 && int(st.Uid) != uid // nobody shows us his
+	})
+	for pause := 50 * time.Microsecond; len(unclear) > 0 && pause < 2*time.Millisecond; pause *= 2 {
+		time.Sleep(pause)
+		unclear = slices.DeleteFunc(unclear, func(i int) bool {
+			now, ok := readStat(t.procs[i].pid)
+			if !ok || now.ident != t.procs[i].ident || now.zombie {
+				return true
+			}
+			buf = t.procs[i].look(marker, buf)
+			return len(buf) > 0
+		})
+	}
 }
 
 // markerIn finds the marker, the value of a variable, in an environment of

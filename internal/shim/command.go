@@ -49,7 +49,7 @@ func (s *session) exec(payload []byte) {
 	defer s.c.srv.end()
 	req := hpcexec.Request{
 		Args: e.Args, Env: e.Env, Secrets: e.Secrets, Dir: e.Dir, Timeout: e.Timeout, TTY: e.TTY, ID: e.ID,
-		Stdout: &s.stdout, Stderr: s.ch.Stderr(),
+		Stdout: &s.stdout, Stderr: discardAfter{s.ch.Stderr()},
 	}
 	if e.HasStdin {
 		req.Stdin = s.ch
@@ -98,6 +98,7 @@ func (s *session) run(req hpcexec.Request, background bool) (hpcexec.Response, e
 	parent := s.c.ctx
 	if background {
 		cmd.conn, parent = nil, srv.ctx
+		// Nor does a cut, in the background.
 		req.Stdout, req.Stderr = discardAfter{req.Stdout}, discardAfter{req.Stderr}
 	}
 	ctx, cancel := context.WithCancelCause(parent)
@@ -134,7 +135,7 @@ func (s *session) run(req hpcexec.Request, background bool) (hpcexec.Response, e
 	return p.Wait()
 }
 
-// A discardAfter is the output of a command that outlives whoever reads it.
+// A discardAfter is output that its reader's end doesn't fail.
 type discardAfter struct{ w io.Writer }
 
 func (d discardAfter) Write(p []byte) (int, error) {
@@ -146,7 +147,7 @@ func (d discardAfter) Write(p []byte) (int, error) {
 func (s *session) plain(args ...string) {
 	req := hpcexec.Request{
 		Args: args, Env: s.env, TTY: s.tty,
-		Stdin: s.ch, Stdout: &s.stdout, Stderr: s.ch.Stderr(),
+		Stdin: s.ch, Stdout: &s.stdout, Stderr: discardAfter{s.ch.Stderr()},
 	}
 	var resp hpcexec.Response
 	err := error(errStopping)

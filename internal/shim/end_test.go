@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -74,6 +75,25 @@ func TestTreeDies(t *testing.T) {
 		})
 	}
 }
+
+// TestLossIsNoClosedPipe: a channel that fails must not end the command by
+// SIGPIPE, an end of its own after which what runs in the background stays: the
+// loss of the client ends the tree. Only who doesn't want to read on is a
+// closed pipe.
+func TestLossIsNoClosedPipe(t *testing.T) {
+	lost := cutter{w: failingWriter{}}
+	if n, err := lost.Write([]byte("abc")); n != 3 || err != nil {
+		t.Errorf("a channel that fails: got %d, %v, want 3, nil", n, err)
+	}
+	lost.cut()
+	if _, err := lost.Write([]byte("abc")); err != errCut {
+		t.Errorf("after eow: got %v, want %v", err, errCut)
+	}
+}
+
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, io.EOF }
 
 // TestConnectionLostIsSoon holds the shim to its second: what ends the tree is
 // lossGrace, and nothing that takes longer.

@@ -192,7 +192,10 @@ func (s *session) close() {
 	}
 }
 
-// A cutter passes on what is written until it is cut.
+// A cutter passes on what is written until it is cut. A Write that the channel
+// fails counts as done: the client is lost then, which ends the command's tree.
+// An error would end the command alone, by SIGPIPE, an end of its own that
+// leaves its children.
 type cutter struct {
 	w io.Writer
 
@@ -209,7 +212,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 	if off {
 		return 0, errCut
 	}
-	return c.w.Write(p)
+	return discardAfter{c.w}.Write(p)
 }
 
 // cut has Writes from now on fail. One in progress goes on.
