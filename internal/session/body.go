@@ -5,10 +5,13 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/apptainer"
@@ -83,10 +86,24 @@ func startShim(exe string, args, env []string, sock *os.File) (*exec.Cmd, error)
 	cmd.ExtraFiles = []*os.File{sock}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
+	if err := startUnblocked(cmd); err != nil {
 		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "shim: %w", err)
 	}
 	return cmd, nil
+}
+
+// startUnblocked starts a program with no signal blocked. slurmstepd starts its
+// tasks with TSTP, TTIN and TTOU blocked, and the mask is inherited all the way
+// down to the commands.
+func startUnblocked(cmd *exec.Cmd) error {
+	runtime.LockOSThread() // the mask is the thread's; a fork takes it along
+	defer runtime.UnlockOSThread()
+	var none, old unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &none, &old); err != nil {
+		return err
+	}
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+	return cmd.Start()
 }
 
 // startInstance starts the session's container with the shim in it.
