@@ -45,7 +45,7 @@ func (in *invocation) options(m *session.Manager, name string, given session.Opt
 		if given, err = bareImage(given, known); err != nil {
 			return given, err
 		}
-		if whole, err = known.Options.Merge(given); err != nil {
+		if whole, err = known.Merge(given); err != nil {
 			return given, err
 		}
 	} else if whole, err = withDefaults(given, cfg.Defaults); err != nil {

@@ -75,7 +75,7 @@ func (m *Manager) warm(w Want) (*sshmux.Client, error) {
 	if err != nil || rec.Start == nil {
 		return nil, nil
 	}
-	if _, err := rec.Options.Merge(w.Options); err != nil {
+	if _, err := rec.Merge(w.Options); err != nil {
 		return nil, err
 	}
 	dir, err := rundir.Get(m.Dirs.Home)

@@ -72,6 +72,7 @@ func (m *Manager) info(ctx context.Context, rec *Record) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
+	m.adopt(rec, state)
 	switch {
 	case rec.Start == nil && state == nil:
 		i.State = "new"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"sync"
@@ -31,12 +32,13 @@ const (
 // way. A start that is still under way counts as one to go on with: the state
 // is nil and rec.Start stays. An error says that it can't be known.
 func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
-	if rec.Start == nil {
-		return nil, nil
-	}
 	state, err := m.Dirs.loadState(rec.Name)
 	if err != nil {
 		return nil, err
+	}
+	m.adopt(rec, state)
+	if rec.Start == nil {
+		return nil, nil
 	}
 	if state == nil || state.Token != rec.Start.Token {
 		return nil, m.unheard(ctx, rec)
@@ -65,13 +67,35 @@ func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
 		if err := m.reap(ctx, rec, state); err != nil {
 			return nil, err
 		}
-		return nil, m.forget(ctx, rec)
+		return nil, m.bury(ctx, rec)
 	}
 	if gone, e := m.jobOver(ctx, rec); e == nil && gone {
 		return nil, m.forget(ctx, rec)
 	}
 	return nil, hpcexec.Errorf(kindOf(err), "session %s may be alive on %s: %w", rec.Name, state.Node.Host, err).
 		WithHint("see whether the node is up; `hpcexec session stop %s` ends the session if it can", rec.Name)
+}
+
+// adopt takes the start that a state tells of as the latest one where the
+// record has none: a client that gave up on a start forgets it, and its
+// supervisor may come up all the same. Only its end gives the lease back.
+func (m *Manager) adopt(rec *Record, state *State) {
+	if rec.Start != nil || state == nil || state.Phase == Stopped || state.Phase == Failed {
+		return
+	}
+	rec.Start = &Start{Token: state.Token, At: state.At, Exe: m.Exe, JobID: state.JobID}
+}
+
+// bury forgets a start whose supervisor is proven dead and reaped. Its state
+// goes too: the supervisor's last word would be that it lives.
+func (m *Manager) bury(ctx context.Context, rec *Record) error {
+	if err := m.forget(ctx, rec); err != nil {
+		return err
+	}
+	if err := os.Remove(m.Dirs.statePath(rec.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "session %s: %w", rec.Name, err)
+	}
+	return nil
 }
 
 // unheard looks at a start whose supervisor hasn't been heard of.

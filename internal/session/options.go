@@ -122,9 +122,9 @@ func CheckName(name string) error {
 
 // Merge lays the options given now over those of the session. An option that
 // was given and differs is an error that names each: it is never ignored.
-func (o Options) Merge(given Options) (Options, error) {
+func (r *Record) Merge(given Options) (Options, error) {
 	var differ []string
-	have, want := reflect.ValueOf(o), reflect.ValueOf(given)
+	have, want := reflect.ValueOf(r.Options), reflect.ValueOf(given)
 	for i := range have.NumField() {
 		h, w := have.Field(i), want.Field(i)
 		if w.IsZero() || w.Kind() == reflect.Slice && w.Len() == 0 {
@@ -137,10 +137,10 @@ func (o Options) Merge(given Options) (Options, error) {
 	}
 	if differ != nil {
 		slices.Sort(differ)
-		return o, hpcexec.Errorf(hpcexec.ErrInvalid, "the session has other options: %s", strings.Join(differ, "; ")).
-			WithHint("leave the option out, change it with `hpcexec session set`, or use another session name")
+		return r.Options, hpcexec.Errorf(hpcexec.ErrInvalid, "session %s has other options: %s", r.Name, strings.Join(differ, "; ")).
+			WithHint("leave the option out, change it with `hpcexec session set %s`, or use another session name", r.Name)
 	}
-	return o, nil
+	return r.Options, nil
 }
 
 func show(v reflect.Value) any {

@@ -30,7 +30,7 @@ func TestMergeRefusesWhatDiffers(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := have.Merge(tt.given)
+			got, err := (&Record{Name: "train", Options: have}).Merge(tt.given)
 			if tt.differs == "" {
 				if err != nil {
 					t.Fatalf("Merge: %v", err)

@@ -22,7 +22,7 @@ func (m *Manager) make(w Want, ephemeral bool) (*Record, error) {
 	rec, err := m.Dirs.Load(w.Name)
 	switch {
 	case err == nil:
-		rec.Options, err = rec.Options.Merge(w.Options)
+		rec.Options, err = rec.Merge(w.Options)
 		return rec, err
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err

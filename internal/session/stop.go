@@ -38,14 +38,15 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 
 // end stops a session. The session must be locked.
 func (m *Manager) end(ctx context.Context, rec *Record) error {
-	if rec.Start == nil {
-		return nil
-	}
-	m.detach(ctx, rec.Name)
 	state, err := m.Dirs.loadState(rec.Name)
 	if err != nil {
 		return err
 	}
+	m.adopt(rec, state)
+	if rec.Start == nil {
+		return nil
+	}
+	m.detach(ctx, rec.Name)
 	if state != nil && state.Token == rec.Start.Token && state.Phase != Stopped && state.Phase != Failed {
 		m.say(Progress{Session: rec.Name, Stage: "stopping", JobID: state.JobID, Text: "session " + rec.Name + " is stopping"})
 		conn, err := m.dialControl(ctx, rec, state)
@@ -61,6 +62,7 @@ func (m *Manager) end(ctx context.Context, rec *Record) error {
 			if err := m.reap(ctx, rec, state); err != nil {
 				return err
 			}
+			return m.bury(ctx, rec)
 		case m.isSlurm(rec): // the job's end tells its supervisor as well
 			if err := m.cancelJob(ctx, rec); err != nil {
 				return err
@@ -163,11 +165,12 @@ func (m *Manager) sweep(ctx context.Context) {
 		if err != nil || !rec.Ephemeral || time.Since(rec.Created) < time.Minute {
 			continue
 		}
+		state, err := m.Dirs.loadState(name)
+		if err != nil {
+			continue
+		}
+		m.adopt(rec, state)
 		if rec.Start != nil {
-			state, err := m.Dirs.loadState(name)
-			if err != nil {
-				continue
-			}
 			if state == nil || state.Token != rec.Start.Token {
 				if gone, err := m.jobGone(ctx, rec); err != nil || !gone || time.Since(rec.Start.At) < time.Minute {
 					continue

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -28,6 +29,7 @@ import (
 
 const (
 	tick        = 5 * time.Second // between two looks at the shim
+	fileTick    = time.Minute     // between two looks at the session's record
 	maxRestarts = 5               // of the body in restartSpan; more is a failure that a restart doesn't mend
 	restartSpan = 5 * time.Minute
 	stopGrace   = 10 * time.Second // for a clean stop, all steps together
@@ -304,6 +306,7 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	ready := time.Now()
+	wanted := ready // when the record was looked at last
 	var restarts []time.Time
 	for {
 		select {
@@ -330,6 +333,12 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 			if s.rec.Ephemeral && !s.held.Load() && time.Since(ready) > holdWait {
 				return "its client never came", nil
 			}
+			if time.Since(wanted) >= fileTick {
+				wanted = time.Now()
+				if why := s.unwanted(); why != "" {
+					return why, nil
+				}
+			}
 			if idle < 0 {
 				continue
 			}
@@ -338,6 +347,19 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 			}
 		}
 	}
+}
+
+// unwanted says why nobody can want this start any more: no client finds it,
+// and what it holds would be held until the time limit.
+func (s *supervisor) unwanted() string {
+	rec, err := s.dirs.Load(s.name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "the session was removed"
+	case err == nil && rec.Start != nil && rec.Start.Token != s.token:
+		return "another start has taken its place"
+	}
+	return ""
 }
 
 // told is the reason of an end that came from outside.
