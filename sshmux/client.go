@@ -105,6 +105,17 @@ type noMasterError struct{ error }
 
 func (e *noMasterError) Unwrap() []error { return []error{ErrNoMaster, e.error} }
 
+// hungUp makes an error of a connection that the master ended without an
+// answer match ErrNoMaster: it has accepted it and died, or was about to leave.
+func hungUp(err error) error {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return &noMasterError{err}
+		}
+	}
+	return err
+}
+
 // connect gives a connection for one command or request.
 func (c *Client) connect(ctx context.Context) (*net.UnixConn, error) {
 	if conn := c.takeReady(); conn != nil {
@@ -128,6 +139,8 @@ func (c *Client) ask(ctx context.Context, request []byte) (typ uint32, body []by
 	failed := func(err error) (uint32, []byte, error) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+		} else {
+			err = hungUp(err)
 		}
 		return 0, nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "master at %s does not answer: %w", c.socket, err)
 	}
@@ -281,6 +294,8 @@ func (c *Client) dialThrough(ctx context.Context, m stdioFwd) (net.Conn, error) 
 		ours.Close()
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+		} else {
+			err = hungUp(err)
 		}
 		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", m.Host, err)
 	}

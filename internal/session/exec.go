@@ -130,19 +130,35 @@ func (m *Manager) attach(ctx context.Context, rec *Record, state *State) (*sshmu
 	if err != nil {
 		return nil, err
 	}
-	master, err := m.master(ctx, dest(rec, state))
-	if err != nil {
-		return nil, err
-	}
-	socket := controlPath(dir, rec.Name)
-	endpoint := sshmux.Endpoint{
-		Socket: socket, Place: rec.Options.Place, Kind: sshmux.ShimSocket, Path: state.ShimSocket,
+	return m.endpoint(ctx, dest(rec, state), sshmux.Endpoint{
+		Socket: controlPath(dir, rec.Name), Place: rec.Options.Place, Kind: sshmux.ShimSocket, Path: state.ShimSocket,
 		BridgeCommand: []string{rec.Start.Exe, "bridge", state.ShimSocket},
+	})
+}
+
+// endpoint has the master of a host serve an endpoint, and opens it.
+func (m *Manager) endpoint(ctx context.Context, host string, e sshmux.Endpoint) (*sshmux.Client, error) {
+	return onMaster(ctx, m, host, func(master *sshmux.Client) (*sshmux.Client, error) {
+		if err := master.Attach(ctx, e); err != nil {
+			return nil, err
+		}
+		return sshmux.Open(e.Socket)
+	})
+}
+
+// onMaster does something that may be done twice with the master of a host.
+// One that is found and dies before it answers is replaced.
+func onMaster[T any](ctx context.Context, m *Manager, host string, do func(*sshmux.Client) (T, error)) (T, error) {
+	for try := 1; ; try++ {
+		var got T
+		master, err := m.master(ctx, host)
+		if err == nil {
+			got, err = do(master)
+		}
+		if err == nil || try == 3 || !errors.Is(err, sshmux.ErrNoMaster) || ctx.Err() != nil {
+			return got, err
+		}
 	}
-	if err := master.Attach(ctx, endpoint); err != nil {
-		return nil, err
-	}
-	return sshmux.Open(socket)
 }
 
 // dest is what ssh calls the node of a session, or "local".
@@ -211,17 +227,9 @@ func (m *Manager) openHost(ctx context.Context, host string) (*sshmux.Client, er
 	if client, err := sshmux.Open(socket); err == nil {
 		return client, nil
 	}
-	master, err := m.master(ctx, host)
-	if err != nil {
-		return nil, err
-	}
-	err = master.Attach(ctx, sshmux.Endpoint{
+	return m.endpoint(ctx, host, sshmux.Endpoint{
 		Socket: socket, Place: "ssh:" + host, Kind: sshmux.ShimStdio, Command: []string{m.Exe, "shim", "--stdio"},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return sshmux.Open(socket)
 }
 
 // startEphemeral runs a command in a session of its own. The session's

@@ -14,6 +14,7 @@ import (
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/internal/hostid"
 	"github.com/hpcexec/hpcexec/internal/place"
+	"github.com/hpcexec/hpcexec/sshmux"
 )
 
 var selfID = sync.OnceValues(hostid.Self)
@@ -170,6 +171,9 @@ func (m *Manager) inquire(ctx context.Context, rec *Record, state *State) (*Stat
 // socket that isn't there, or that nobody serves, on a node that answers, is
 // proof that the supervisor is gone.
 func reached(err error) health {
+	if errors.Is(err, sshmux.ErrNoMaster) { // it never came so far
+		return unknown
+	}
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return dead
 	}
@@ -183,11 +187,9 @@ func (m *Manager) dialControl(ctx context.Context, rec *Record, state *State) (i
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", state.ControlSocket)
 	}
-	master, err := m.master(ctx, dest(rec, state))
-	if err != nil {
-		return nil, err
-	}
-	return master.DialUnix(ctx, state.ControlSocket)
+	return onMaster(ctx, m, dest(rec, state), func(master *sshmux.Client) (io.ReadWriteCloser, error) {
+		return master.DialUnix(ctx, state.ControlSocket)
+	})
 }
 
 // ended waits until the supervisor of a start has said its last word or is

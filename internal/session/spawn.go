@@ -54,15 +54,7 @@ func (m *Manager) openPlain(ctx context.Context, host string) (*sshmux.Client, e
 	if err != nil {
 		return nil, err
 	}
-	master, err := m.master(ctx, host)
-	if err != nil {
-		return nil, err
-	}
-	socket := rundir.SocketPath(dir, "="+host)
-	if err := master.Attach(ctx, sshmux.Endpoint{Socket: socket, Place: "ssh:" + host, Kind: sshmux.SSH}); err != nil {
-		return nil, err
-	}
-	return sshmux.Open(socket)
+	return m.endpoint(ctx, host, sshmux.Endpoint{Socket: rundir.SocketPath(dir, "="+host), Place: "ssh:" + host, Kind: sshmux.SSH})
 }
 
 // findRuntime finds the container runtime of this node.
