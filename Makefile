@@ -42,11 +42,11 @@ bench: build ## Measure hpcexec beside its peers on the test cluster; writes bin
 	testbed/on login cat /home/ada/bench.json >bin/bench.json
 
 .PHONY: soak
-soak: build ## The long tests: all under the race detector, every place, the chain of wrappers; an hour
+soak: build ## The long tests: all under the race detector, the chain of wrappers; an hour
 	CGO_ENABLED=1 go test -race -timeout 60m ./sshmux ./cmd/hpcexec ./slurm ./apptainer ./overlay ./snapshots
 	testbed/up $(SLURM)
 	CGO_ENABLED=0 go test -c -tags testbed,soak -o bin/session-soak.test ./internal/session
-	testbed/on login /opt/hpcexec/bin/session-soak.test -test.v -test.timeout 90m -test.run 'TestConformance'
+	testbed/on login /opt/hpcexec/bin/session-soak.test -test.v -test.timeout 90m -test.run 'TestConformanceOfTheChain'
 
 .PHONY: test-slurm-all
 test-slurm-all: ## The whole test on each Slurm release in turn; as root, on Debian

@@ -14,18 +14,6 @@ import (
 	"github.com/hpcexec/hpcexec/slurm"
 )
 
-// TestConformanceEverywhere is TestConformance for the other places.
-func TestConformanceEverywhere(t *testing.T) {
-	files := testFiles(t)
-	bind := []Bind{{Src: files, Dst: files}}
-	conform(t, files, map[string]Options{
-		"local-bare":      {Place: "local"},
-		"local-container": {Place: "local", Image: testImage, Binds: bind},
-		"ssh-container":   {Place: "ssh:gpu2", Image: testImage, Binds: bind},
-		"slurm-bare":      {Place: "slurm", Partition: "cpu"},
-	})
-}
-
 // TestConformanceOfTheChain holds three wrappers around each other to the
 // contract, without a shim: a container, in an allocation, behind a login node
 // that is reached by SSH.

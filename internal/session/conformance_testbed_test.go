@@ -1,4 +1,4 @@
-//go:build testbed && soak
+//go:build testbed
 
 package session
 
@@ -97,22 +97,20 @@ func testFiles(t *testing.T) string {
 }
 
 // TestConformance holds sessions to the contract, through a master and its
-// shim: the same request gives the same answer in each place. The other places
-// are in TestConformanceEverywhere, for the soak: each takes a minute.
+// shim: the same request gives the same answer in each place. They have files
+// under the path that these have here.
 func TestConformance(t *testing.T) {
 	files := testFiles(t)
 	bind := []Bind{{Src: files, Dst: files}}
-	conform(t, files, map[string]Options{
+	for name, o := range map[string]Options{
+		"local-bare":      {Place: "local"},
+		"local-container": {Place: "local", Image: testImage, Binds: bind},
 		"local-busybox":   {Place: "local", Image: testBusybox, Binds: bind},
 		"ssh-bare":        {Place: "ssh:gpu2"},
+		"ssh-container":   {Place: "ssh:gpu2", Image: testImage, Binds: bind},
+		"slurm-bare":      {Place: "slurm", Partition: "cpu"},
 		"slurm-container": {Place: "slurm", Partition: "cpu", Image: testImage, Binds: bind},
-	})
-}
-
-// conform holds sessions with these options to the contract. They have files
-// under the path that it has here.
-func conform(t *testing.T, files string, places map[string]Options) {
-	for name, o := range places {
+	} {
 		t.Run(name, func(t *testing.T) {
 			m := testManager(t)
 			w := Want{Name: "conform-" + name, Options: o}
