@@ -32,10 +32,15 @@ const (
 // OpenSSH's PROTOCOL, section 2.1. The command gets SIGPIPE then.
 const requestEOW = "eow@openssh.com"
 
+// spareFor is how long a channel is used that was opened ahead. Later the round
+// trip of a new one is due: the shim, or its node, may have died with nobody
+// there to say so yet, and a request that is sent then has an unknown end.
+const spareFor = time.Second
+
 // A shimPeer runs commands through exec@hpcexec.
 //
 // It keeps one open channel ready: opening one is a round trip, and every
-// command would wait for it.
+// command of a loop would wait for it.
 type shimPeer struct {
 	host *Host
 
@@ -47,7 +52,8 @@ type shimPeer struct {
 
 type shimChannel struct {
 	ssh.Channel
-	reqs <-chan *ssh.Request
+	reqs   <-chan *ssh.Request
+	opened time.Time
 }
 
 func (p *shimPeer) close() {
@@ -62,6 +68,10 @@ func (p *shimPeer) channel(ctx context.Context) (c *shimChannel, spare bool, err
 	c = p.spare
 	p.spare = nil
 	p.mu.Unlock()
+	if c != nil && time.Since(c.opened) > spareFor {
+		p.drop(c)
+		c = nil
+	}
 	if c != nil {
 		select {
 		case <-c.reqs: // closed, or asking where there is nothing to ask yet
@@ -84,7 +94,7 @@ func (p *shimPeer) open(ctx context.Context) (*shimChannel, error) {
 	if err != nil {
 		return nil, openError(p.host.opts.Place, err)
 	}
-	return &shimChannel{ch, reqs}, nil
+	return &shimChannel{ch, reqs, time.Now()}, nil
 }
 
 // openError is the error of a channel that can't be opened: nothing ran.
