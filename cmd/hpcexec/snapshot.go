@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -167,17 +168,20 @@ func (in *invocation) snapshotRestore(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := session.CheckName(names[0]); err != nil {
+	m, err := in.manager()
+	if err != nil {
 		return err
+	}
+	if _, err := m.Dirs.Load(names[0]); err != nil {
+		if _, e := m.Dirs.Load(names[1]); e != nil {
+			return err
+		}
+		slices.Reverse(names) // fork has them in this order
 	}
 	if !c.Bool("yes") {
 		if err := in.confirm("stop " + names[0] + " and put it back to snapshot " + names[1] + "?"); err != nil {
 			return err
 		}
-	}
-	m, err := in.manager()
-	if err != nil {
-		return err
 	}
 	return in.interruptible(c.Context, func(ctx context.Context) error {
 		kept, err := m.Restore(ctx, names[0], names[1])

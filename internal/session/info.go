@@ -121,15 +121,11 @@ func (m *Manager) info(ctx context.Context, rec *Record) (Info, error) {
 
 // Set changes options of a session that is stopped.
 func (m *Manager) Set(ctx context.Context, name string, o Options) (Info, error) {
-	unlock, err := m.lock(ctx, name)
+	rec, unlock, err := m.lockKnown(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	rec, err := m.Dirs.Load(name)
-	if err != nil {
-		return Info{}, err
-	}
 	state, err := m.live(ctx, rec)
 	if err != nil {
 		return Info{}, err

@@ -123,6 +123,7 @@ func (e *ErrorText) Err() error {
 
 func (d Dirs) recordPath(name string) string { return filepath.Join(d.Sessions(), name+".json") }
 func (d Dirs) statePath(name string) string  { return filepath.Join(d.Run(), "session-"+name+".json") }
+func (d Dirs) lockPath(name string) string   { return filepath.Join(d.Run(), "session-"+name+".lock") }
 
 // Load reads the record of a session. A session that isn't there is an error
 // that matches fs.ErrNotExist and hpcexec.ErrInvalid.

@@ -52,15 +52,11 @@ func createSnapshot(ctx context.Context, d Dirs, rec *Record, o *overlay.Overlay
 
 // Snapshot keeps the state of a session's overlay, running or not.
 func (m *Manager) Snapshot(ctx context.Context, name, note string) (snapshots.Snapshot, error) {
-	unlock, err := m.lock(ctx, name)
+	rec, unlock, err := m.lockKnown(ctx, name)
 	if err != nil {
 		return snapshots.Snapshot{}, err
 	}
 	defer unlock()
-	rec, err := m.Dirs.Load(name)
-	if err != nil {
-		return snapshots.Snapshot{}, err
-	}
 	return m.snapshot(ctx, rec, note)
 }
 
@@ -102,15 +98,11 @@ func (m *Manager) snapshot(ctx context.Context, rec *Record, note string) (snaps
 // Restore puts a snapshot in place of a session's overlay. The session is
 // stopped; its state until then is kept as the snapshot that is returned.
 func (m *Manager) Restore(ctx context.Context, name, id string) (kept snapshots.Snapshot, err error) {
-	unlock, err := m.lock(ctx, name)
+	rec, unlock, err := m.lockKnown(ctx, name)
 	if err != nil {
 		return kept, err
 	}
 	defer unlock()
-	rec, err := m.Dirs.Load(name)
-	if err != nil {
-		return kept, err
-	}
 	if rec.OverlayPath == "" {
 		return kept, errNoOverlay(name)
 	}

@@ -125,18 +125,25 @@ func (m *Manager) lock(ctx context.Context, name string) (unlock func(), err err
 	if err := os.MkdirAll(m.Dirs.Run(), 0o700); err != nil {
 		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "state directory: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(m.Dirs.Run(), "session-"+name+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	path := m.Dirs.lockPath(name)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "state directory: %w", err)
 	}
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
 		switch {
-		case err == nil:
-			return func() { f.Close() }, nil
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
-		default: // no lock service here: see above
-			return func() { f.Close() }, nil
+		case err == nil && !isFile(f, path): // who had it has removed it
+			f.Close()
+			return m.lock(ctx, name)
+		default: // an error is that there is no lock service here: see above
+			return func() {
+				if _, err := os.Lstat(m.Dirs.recordPath(name)); errors.Is(err, fs.ErrNotExist) {
+					os.Remove(path) // of a session that isn't there
+				}
+				f.Close()
+			}, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -145,6 +152,31 @@ func (m *Manager) lock(ctx context.Context, name string) (unlock func(), err err
 		case <-time.After(wait):
 		}
 	}
+}
+
+// isFile says whether f is the file at path.
+func isFile(f *os.File, path string) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(have, there)
+}
+
+// lockKnown locks a session that there is, and loads its record.
+func (m *Manager) lockKnown(ctx context.Context, name string) (rec *Record, unlock func(), err error) {
+	if _, err := m.Dirs.Load(name); err != nil {
+		return nil, nil, err
+	}
+	if unlock, err = m.lock(ctx, name); err != nil {
+		return nil, nil, err
+	}
+	if rec, err = m.Dirs.Load(name); err != nil {
+		unlock() // removed while this waited
+		return nil, nil, err
+	}
+	return rec, unlock, nil
 }
 
 // start starts a session that isn't running, or goes on waiting for a start

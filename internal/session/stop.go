@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
@@ -21,15 +20,11 @@ const stopWait = 30 * time.Second
 // the lease is given back, the allocation released. The overlay stays. It
 // returns when all of that is proven. Stopping a stopped session is no error.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
-	unlock, err := m.lock(ctx, name)
+	rec, unlock, err := m.lockKnown(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	rec, err := m.Dirs.Load(name)
-	if err != nil {
-		return Info{}, err
-	}
 	if err := m.end(ctx, rec); err != nil {
 		return Info{}, err
 	}
@@ -108,15 +103,11 @@ func (m *Manager) hold(ctx context.Context, rec *Record) (interface{ Close() err
 
 // Remove stops a session and removes it with its overlay. Its snapshots stay.
 func (m *Manager) Remove(ctx context.Context, name string) error {
-	unlock, err := m.lock(ctx, name)
+	rec, unlock, err := m.lockKnown(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	rec, err := m.Dirs.Load(name)
-	if err != nil {
-		return err
-	}
 	if err := m.end(ctx, rec); err != nil {
 		return err
 	}
@@ -131,7 +122,7 @@ func (d Dirs) purge(rec *Record) error {
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "session %q: %w", rec.Name, err)
 	}
 	os.Remove(d.statePath(rec.Name))
-	os.Remove(filepath.Join(d.Run(), "session-"+rec.Name+".lock"))
+	os.Remove(d.lockPath(rec.Name))
 	if rec.Ephemeral {
 		os.Remove(d.logPath(rec.Name))
 	}
