@@ -142,7 +142,8 @@ func (m *master) run() error {
 	m.idle = time.AfterFunc(m.opts.Idle, m.leaveWhenIdle)
 	m.mu.Unlock()
 	defer m.idle.Stop()
-	m.tasks.Go(m.main.accept)
+	ln := m.main.sock.UnixListener
+	m.tasks.Go(func() { m.main.accept(ln) })
 	if m.opts.Ready != nil {
 		m.opts.Ready()
 	}
@@ -278,8 +279,11 @@ func (m *master) attach(e Endpoint) error {
 		return errEnding
 	}
 	if old != nil {
-		if old.forEP.same(&e) && old.isListening() {
-			return nil
+		if old.forEP.same(&e) {
+			listening, err := old.reappear()
+			if err != nil || listening {
+				return err
+			}
 		}
 		m.forget(e.Socket)
 		old.close()
@@ -303,7 +307,8 @@ func (m *master) attach(e Endpoint) error {
 	m.mu.Lock()
 	m.endpoints[e.Socket] = s
 	m.mu.Unlock()
-	m.tasks.Go(s.accept)
+	ln := sock.UnixListener
+	m.tasks.Go(func() { s.accept(ln) })
 	if e.Kind != SSH {
 		// The first command finds the connection made, or being made.
 		m.tasks.Go(func() { s.link.get(m.ctx) })

@@ -358,3 +358,49 @@ func TestMasterArguments(t *testing.T) {
 		})
 	}
 }
+
+// A socket that something has removed from /tmp comes back with the next
+// attach, and what runs goes on.
+func TestEndpointReappears(t *testing.T) {
+	c := serveMaster(t, MasterOptions{Host: Local})
+	e := Endpoint{Socket: filepath.Join(tempDir(t), "e"), Place: "local", Kind: ShimSocket, Path: serveShim(t)}
+	if err := c.Attach(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	ep, err := Open(e.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, end, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	p, err := ep.Start(t.Context(), hpcexec.Request{Args: []string{"sh", "-c", "read x; exit 5"}, Stdin: in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(e.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Attach(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := ep.Run(t.Context(), hpcexec.Request{Args: []string{"sh", "-c", "exit 4"}}); err != nil || resp.ExitCode != 4 {
+		t.Errorf("through the new socket: got %+v, %v, want exit code 4", resp, err)
+	}
+	end.Close()
+	if resp, err := p.Wait(); err != nil || resp.ExitCode != 5 {
+		t.Errorf("what ran before: got %+v, %v, want exit code 5", resp, err)
+	}
+	// Something else is in its place: it isn't ours to remove.
+	if err := os.Remove(e.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(e.Socket, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Attach(t.Context(), e); !errors.Is(err, hpcexec.ErrUnavailable) {
+		t.Errorf("with a directory in its place: got error %v, want ErrUnavailable", err)
+	}
+}

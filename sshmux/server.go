@@ -45,9 +45,9 @@ type server struct {
 }
 
 // accept serves clients until the socket is closed.
-func (s *server) accept() {
+func (s *server) accept(ln *net.UnixListener) {
 	for {
-		c, err := s.sock.AcceptUnix()
+		c, err := ln.AcceptUnix()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
@@ -387,6 +387,24 @@ func (s *server) whileListening(f func(*socket)) {
 	}
 }
 
+// reappear makes the socket anew where something has removed it, so that the
+// server is found again. It says whether the server listens.
+func (s *server) reappear() (listening bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.listening || s.sock.owns(s.sock.path) {
+		return s.listening, nil
+	}
+	old := s.sock.UnixListener
+	if err := s.sock.bind(); err != nil {
+		return true, hpcexec.Errorf(hpcexec.ErrUnavailable, "socket %s: %w", s.sock.path, err)
+	}
+	old.Close()
+	ln := s.sock.UnixListener
+	s.master.tasks.Go(func() { s.accept(ln) })
+	return true, nil
+}
+
 // acceptWaiting serves those who have connected and were not accepted yet.
 func (s *server) acceptWaiting() {
 	for _, c := range s.sock.waiting() {
@@ -401,12 +419,6 @@ func (s *server) close() {
 	if s.link != nil && !s.sharedLink {
 		s.link.close()
 	}
-}
-
-func (s *server) isListening() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.listening
 }
 
 func closeFDs(fds []int) {

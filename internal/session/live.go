@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -65,8 +66,8 @@ func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
 		}
 		return nil, nil // starting, or being made anew: wait for it
 	case dead:
-		if err := m.reap(ctx, rec, state); err != nil {
-			return nil, err
+		if err := m.reap(ctx, rec, state, false); err != nil {
+			return nil, unreachable(rec, state, err)
 		}
 		return nil, m.bury(ctx, rec)
 	}
@@ -75,6 +76,17 @@ func (m *Manager) live(ctx context.Context, rec *Record) (*State, error) {
 	}
 	return nil, hpcexec.Errorf(kindOf(err), "session %s may be alive on %s: %w", rec.Name, state.Node.Host, err).
 		WithHint("see whether the node is up; `hpcexec session stop %s` ends the session if it can", rec.Name)
+}
+
+// unreachable is the error of a supervisor whose sockets were removed under it,
+// if that is what err says. It ends by itself once no command runs.
+func unreachable(rec *Record, state *State, err error) error {
+	if !errors.Is(err, errAlive) {
+		return err
+	}
+	return hpcexec.Errorf(hpcexec.ErrUnavailable, "session %s is alive on %s, and its sockets in %s are gone",
+		rec.Name, state.Addr, filepath.Dir(state.ControlSocket)).
+		WithHint("try again when its commands have ended, or end it with `hpcexec session stop %s`; its files stay", rec.Name)
 }
 
 // adopt takes the start that a state tells of as the latest one where the
@@ -153,7 +165,7 @@ func (m *Manager) inquire(ctx context.Context, rec *Record, state *State) (*Stat
 	}
 	// The way there tells no more than that nobody answered. The node itself
 	// knows whether the process lives.
-	e := m.reap(ctx, rec, state)
+	e := m.reap(ctx, rec, state, false)
 	if e == nil {
 		return nil, dead, err
 	}

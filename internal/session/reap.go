@@ -9,31 +9,37 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
 	"github.com/hpcexec/hpcexec/apptainer"
+	"github.com/hpcexec/hpcexec/internal/hostid"
 	"github.com/hpcexec/hpcexec/overlay"
 )
 
 // reap ends what a killed supervisor left on its node where its guard was
 // killed with it: the instance, and the processes that have the start's token.
 // While the supervisor lives, or where its node can't be asked, it does
-// nothing and returns an error.
-func (m *Manager) reap(ctx context.Context, rec *Record, state *State) error {
+// nothing and returns an error; with end it ends the supervisor as well, which
+// is for one that can't be talked to.
+func (m *Manager) reap(ctx context.Context, rec *Record, state *State, end bool) error {
 	if self, err := selfID(); err == nil && self.Same(state.Node) {
-		return reap(ctx, m.Dirs, rec.Name, state.Token, slog.New(slog.DiscardHandler))
+		return reap(ctx, m.Dirs, rec.Name, state.Token, end, slog.New(slog.DiscardHandler))
 	}
 	client, err := m.openPlain(ctx, dest(rec, state))
 	if err != nil {
 		return err
 	}
 	var out strings.Builder
+	args := []string{
+		rec.Start.Exe, "reap", "--home", m.Dirs.Home, "--scratch", m.Dirs.Scratch, "--session", rec.Name, "--token", state.Token,
+	}
+	if end {
+		args = append(args, "--end")
+	}
 	resp, err := client.Run(ctx, hpcexec.Request{
-		Args: []string{
-			rec.Start.Exe, "reap", "--home", m.Dirs.Home, "--scratch", m.Dirs.Scratch, "--session", rec.Name, "--token", state.Token,
-		},
-		Stdout: &out, Stderr: &out, Timeout: time.Minute,
+		Args: args, Stdout: &out, Stderr: &out, Timeout: time.Minute,
 	})
 	if err == nil && resp.ExitCode == exitAlive {
 		err = errAlive
@@ -50,8 +56,8 @@ var errAlive = hpcexec.Errorf(hpcexec.ErrUnavailable, "the session's supervisor 
 const exitAlive = 75
 
 // reap is Manager.reap on the node itself. While the supervisor of the start
-// lives it does nothing and returns errAlive.
-func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) error {
+// lives and end is false it does nothing and returns errAlive.
+func reap(ctx context.Context, dirs Dirs, name, token string, end bool, log *slog.Logger) error {
 	state, err := dirs.loadState(name)
 	if err != nil || state == nil || state.Token != token {
 		return err
@@ -64,7 +70,10 @@ func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) 
 		return nil // the node was rebooted: nothing of that time runs
 	}
 	if state.Proc.Alive() {
-		return errAlive
+		if !end {
+			return errAlive
+		}
+		endSupervisor(state.Proc)
 	}
 	if state.Runtime != nil {
 		if err := stopNamed(ctx, state.Runtime, state.Instance, log); err != nil {
@@ -74,6 +83,16 @@ func reap(ctx context.Context, dirs Dirs, name, token string, log *slog.Logger) 
 	endShim(state.Shim)
 	killMarked(ctx, token, log)
 	return freeLease(ctx, dirs, name)
+}
+
+// endSupervisor has a supervisor end its session, and kills it where it doesn't.
+func endSupervisor(p hostid.Proc) {
+	syscall.Kill(p.PID, syscall.SIGTERM)
+	for began := time.Now(); p.Alive(); time.Sleep(20 * time.Millisecond) {
+		if time.Since(began) > stopGrace+5*time.Second {
+			syscall.Kill(p.PID, syscall.SIGKILL)
+		}
+	}
 }
 
 // freeLease gives back the lease of a dead supervisor of this node. Only here
@@ -124,12 +143,13 @@ func ReapMain(args []string) int {
 	fs.StringVar(&dirs.Scratch, "scratch", "", "scratch directory")
 	name := fs.String("session", "", "name of the session")
 	token := fs.String("token", "", "the start that has died")
+	end := fs.Bool("end", false, "end its supervisor where that lives")
 	if err := fs.Parse(args); err != nil || CheckName(*name) != nil {
 		return 125
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	err := reap(ctx, dirs, *name, *token, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	err := reap(ctx, dirs, *name, *token, *end, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if err == error(errAlive) {
 		return exitAlive
 	}

@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -142,6 +143,9 @@ func (d Dirs) Load(name string) (*Record, error) {
 	if r.Format != recordFormat {
 		return nil, tooNew(d.recordPath(name), r.Format)
 	}
+	if r.Name != name {
+		return nil, damaged(d.recordPath(name), fmt.Errorf("it is of session %q", r.Name))
+	}
 	return &r, nil
 }
 
@@ -186,6 +190,8 @@ func (d Dirs) loadState(name string) (*State, error) {
 		return nil, err
 	case s.Format != recordFormat:
 		return nil, tooNew(d.statePath(name), s.Format)
+	case s.Token == "" || s.Addr == "" || s.Proc.PID <= 0:
+		return nil, damaged(d.statePath(name), errors.New("it doesn't say which process it is of"))
 	}
 	return &s, nil
 }
@@ -205,10 +211,14 @@ func readJSON(path string, v any) error {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", path, err).
-			WithHint("the file is damaged: move it away")
+		return damaged(path, err)
 	}
 	return nil
+}
+
+func damaged(path string, err error) error {
+	return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s is damaged: %w", path, err).
+		WithHint("move the file away; the session's overlay is not touched by that")
 }
 
 func writeJSON(path string, v any) error {
@@ -220,6 +230,9 @@ func writeJSON(path string, v any) error {
 }
 
 func tooNew(path string, format int) error {
+	if format < 1 {
+		return damaged(path, errors.New("it has no format"))
+	}
 	return hpcexec.Errorf(hpcexec.ErrInvalid, "%s has format %d, this hpcexec knows %d", path, format, recordFormat).
 		WithHint("use the hpcexec that wrote it, or a newer one")
 }

@@ -54,7 +54,7 @@ func (m *Manager) end(ctx context.Context, rec *Record) error {
 				return err
 			}
 		case reached(err) == dead:
-			if err := m.reap(ctx, rec, state); err != nil {
+			if err := m.reap(ctx, rec, state, true); err != nil {
 				return err
 			}
 			return m.bury(ctx, rec)

@@ -30,6 +30,7 @@ import (
 const (
 	tick        = 5 * time.Second // between two looks at the shim
 	fileTick    = time.Minute     // between two looks at the session's record
+	socketTouch = time.Hour       // after which a socket's time is renewed
 	maxRestarts = 5               // of the body in restartSpan; more is a failure that a restart doesn't mend
 	restartSpan = 5 * time.Minute
 	stopGrace   = 10 * time.Second // for a clean stop, all steps together
@@ -339,14 +340,36 @@ func (s *supervisor) watch(ctx context.Context, b **body) (reason string, err er
 					return why, nil
 				}
 			}
-			if idle < 0 {
+			cut := s.cutOff()
+			if idle < 0 && !cut {
 				continue
 			}
-			if quiet := (*b).quiet(ctx); quiet >= idle {
+			quiet := (*b).quiet(ctx)
+			if cut && quiet > 0 {
+				return "its sockets were removed, so nobody could reach it", nil
+			}
+			if idle >= 0 && quiet >= idle {
 				return fmt.Sprintf("no command for %v", idle), nil
 			}
 		}
 	}
+}
+
+// cutOff says that the session's sockets are gone: something has cleaned /tmp.
+// It also renews their time, for what cleans goes by age.
+func (s *supervisor) cutOff() bool {
+	state := s.current()
+	for _, path := range []string{state.ShimSocket, state.ControlSocket} {
+		fi, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+		if err == nil && time.Since(fi.ModTime()) > socketTouch {
+			now := time.Now()
+			os.Chtimes(path, now, now)
+		}
+	}
+	return false
 }
 
 // unwanted says why nobody can want this start any more: no client finds it,
