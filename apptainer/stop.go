@@ -2,7 +2,9 @@ package apptainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,10 +49,13 @@ func (i *Instance) Stop(ctx context.Context, grace time.Duration) (Stopped, erro
 		return Stopped{}, err
 	}
 	l, err := i.rt.lockName(ctx, i.Name)
-	if err != nil {
+	switch {
+	case err == nil:
+		defer l.release()
+	case !errors.Is(err, fs.ErrNotExist):
 		return Stopped{}, err
 	}
-	defer l.release()
+	// Where the runtime's directory was removed nobody can start one either.
 	return i.stopLocked(ctx, grace)
 }
 
