@@ -119,7 +119,7 @@ func loginError(ctx context.Context, c *sshConfig, keys *hostKeys, a *auth, bann
 	if len(a.locked) > 0 {
 		return e.WithHint("ssh-add %s", strings.Join(a.locked, " "))
 	}
-	return e.WithHint("try `ssh %s`; a key of yours must be accepted there without a password", c.name)
+	return e.WithHint("log in once with `hpcexec ssh login %s`, or have a key of yours accepted there without a password", c.name)
 }
 
 func unreachable(c *sshConfig, err error) error {

@@ -48,6 +48,10 @@ type HostOptions struct {
 	// runs, so that a dead connection is found. 0 stands for never.
 	KeepAlive time.Duration
 
+	// Login is the control socket of a master of OpenSSH's that Dial joins
+	// where the user's ControlPath has none.
+	Login string
+
 	pulse *pulse // of the stream under the connection; nil: answers count
 
 	// ping, if it isn't nil, asks the peer for an answer without a global

@@ -20,11 +20,16 @@ import (
 // global request, so the master is asked on another connection whether it
 // lives.
 func joinMaster(ctx context.Context, c *sshConfig, opts HostOptions) (h *Host, ok bool) {
-	path := c.get("controlpath")
-	if path == "" {
-		return nil, false
+	if path := c.get("controlpath"); path != "" {
+		h, ok = joinMasterAt(ctx, c.path(path), opts)
 	}
-	path = c.path(path)
+	if !ok && opts.Login != "" {
+		h, ok = joinMasterAt(ctx, opts.Login, opts)
+	}
+	return h, ok
+}
+
+func joinMasterAt(ctx context.Context, path string, opts HostOptions) (h *Host, ok bool) {
 	st, err := os.Lstat(path)
 	if err != nil || st.Mode().Type() != os.ModeSocket {
 		return nil, false

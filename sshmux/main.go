@@ -17,7 +17,7 @@ import (
 const readyVar = "HPCEXEC_MASTER_READY"
 
 // MasterMain is the program of a master: --host HOST --socket PATH
-// [--idle DURATION]. It returns its exit code: 0 for an end that was asked for
+// [--login PATH] [--idle DURATION]. It returns its exit code: 0 for an end that was asked for
 // or came by itself, 1 for a start that failed (see EnsureMaster), 2 for wrong
 // arguments. SIGTERM, SIGINT and SIGHUP end it.
 func MasterMain(args []string) int {
@@ -26,12 +26,13 @@ func MasterMain(args []string) int {
 	f := flag.NewFlagSet("master", flag.ContinueOnError)
 	f.StringVar(&opts.Host, "host", "", "[USER@]HOST[:PORT], or local")
 	f.StringVar(&opts.Socket, "socket", "", "path of the control socket")
+	f.StringVar(&opts.Login, "login", "", "control socket of a master of OpenSSH's to go through")
 	f.DurationVar(&opts.Idle, "idle", defaultIdle, "end after this time without clients")
 	if err := f.Parse(args); err != nil {
 		return 2
 	}
 	if opts.Host == "" || opts.Socket == "" || f.NArg() > 0 {
-		log.Error("usage: master --host HOST --socket PATH [--idle DURATION]")
+		log.Error("usage: master --host HOST --socket PATH [--login PATH] [--idle DURATION]")
 		return 2
 	}
 	opts.Log = log.With("host", opts.Host, "pid", os.Getpid())

@@ -40,6 +40,10 @@ type MasterOptions struct {
 	// to the user alone.
 	Socket string
 
+	// Login is the control socket of a master of OpenSSH's to go through, if
+	// there is one; see HostOptions.
+	Login string
+
 	// Idle is how long the master stays without clients. 0 stands for ten
 	// minutes.
 	Idle time.Duration
@@ -116,7 +120,7 @@ func ServeMaster(ctx context.Context, opts MasterOptions) error {
 		m.main.link = &link{dial: opts.Dial, budget: true}
 		if opts.Dial == nil {
 			m.main.link.dial = func(ctx context.Context) (*Host, error) {
-				return Dial(ctx, opts.Host, HostOptions{Place: m.main.place, Peer: PeerSSHD, KeepAlive: hostKeepAlive})
+				return Dial(ctx, opts.Host, HostOptions{Place: m.main.place, Peer: PeerSSHD, KeepAlive: hostKeepAlive, Login: opts.Login})
 			}
 		}
 		// Clients that connect meanwhile wait in the socket's backlog.

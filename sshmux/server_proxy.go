@@ -42,7 +42,11 @@ func (c *muxClient) proxy(id uint32) error {
 	go ssh.DiscardRequests(reqs)
 	var open sync.WaitGroup
 	for nc := range chans {
-		open.Go(func() { relay(h, nc) })
+		open.Go(func() {
+			h.beat.begin()
+			defer h.beat.end()
+			relay(h.conn, nc)
+		})
 	}
 	open.Wait()
 	return io.EOF
@@ -75,9 +79,9 @@ func (c *greetedConn) Write(p []byte) (int, error) {
 	return n + m, err
 }
 
-// relay carries one channel of a client on.
-func relay(h *Host, nc ssh.NewChannel) {
-	up, upReqs, err := h.conn.OpenChannel(nc.ChannelType(), nc.ExtraData())
+// relay carries one channel of a client on to another connection.
+func relay(to ssh.Conn, nc ssh.NewChannel) {
+	up, upReqs, err := to.OpenChannel(nc.ChannelType(), nc.ExtraData())
 	if err != nil {
 		if refused, ok := err.(*ssh.OpenChannelError); ok {
 			nc.Reject(refused.Reason, refused.Message)
@@ -92,8 +96,6 @@ func relay(h *Host, nc ssh.NewChannel) {
 		ssh.DiscardRequests(upReqs)
 		return
 	}
-	h.beat.begin()
-	defer h.beat.end()
 	var wg sync.WaitGroup
 	half := func(dst, src ssh.Channel, reqs <-chan *ssh.Request) {
 		var data sync.WaitGroup

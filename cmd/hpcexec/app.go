@@ -91,7 +91,7 @@ func (in *invocation) newApp() *cli.App {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{DisableDefaultText: true, Name: "json", Usage: "print one JSON object (docs/json.md) instead of text", Destination: &in.json},
 			&cli.BoolFlag{DisableDefaultText: true, Name: "verbose", Aliases: []string{"v"}, Usage: "say more on stderr", Destination: &in.verbose},
-			&cli.BoolFlag{DisableDefaultText: true, Name: "quiet", Usage: "no progress on stderr", Destination: &in.quiet},
+			&cli.BoolFlag{DisableDefaultText: true, Name: "quiet", Aliases: []string{"q"}, Usage: "no progress on stderr", Destination: &in.quiet},
 			&cli.StringFlag{Name: "config", Usage: "read `FILE` instead of ~/.config/hpcexec/config.toml", Destination: &in.config},
 		},
 		Commands: []*cli.Command{
@@ -101,6 +101,8 @@ func (in *invocation) newApp() *cli.App {
 			in.cpCommand(),
 			in.syncCommand(),
 			in.snapshotCommand(),
+			in.sshCommand(),
+			in.forwardCommand(),
 			in.gpusCommand(),
 			in.doctorCommand(),
 			in.versionCommand(),
@@ -138,7 +140,7 @@ func onUsageError(c *cli.Context, err error, _ bool) error {
 
 const globalHelp = `
 GLOBAL OPTIONS:
-   --json, --verbose (-v), --quiet, --config FILE; see ` + "`hpcexec --help`" + `
+   --json, --verbose (-v), --quiet (-q), --config FILE; see ` + "`hpcexec --help`" + `
 
 EXIT STATUS:
    ` + "`hpcexec --help`" + ` has the table

@@ -121,7 +121,7 @@ func (p *lineParser) flagName(word string) string {
 // argument is what the next name of a command is, in the words of values.
 func (p *lineParser) argument() string {
 	switch p.path {
-	case "shell", "session start", "session show", "session set", "session stop", "session rm", "snapshot create":
+	case "shell", "session start", "session show", "session set", "session stop", "session rm", "snapshot create", "ssh config", "ssh proxy":
 		return "session"
 	case "snapshot restore":
 		if len(p.names) == 0 {
@@ -130,6 +130,10 @@ func (p *lineParser) argument() string {
 		return "snapshot"
 	case "snapshot show", "snapshot fork", "snapshot rm", "snapshot verify":
 		return "snapshot"
+	case "forward":
+		if len(p.names) == 0 {
+			return "session"
+		}
 	case "completion":
 		return "shell"
 	case "cp", "sync":

@@ -92,6 +92,14 @@ func (m *Manager) warm(w Want) (*sshmux.Client, error) {
 // controlPath is the session's control socket on this node.
 func controlPath(dir, name string) string { return rundir.SocketPath(dir, name) }
 
+// The sockets of a host on this node: of its master, of the bare host through a
+// shim, of the bare host through its sshd, and of the master of OpenSSH's that a
+// person has logged in with. The signs are in no session's name.
+func masterPath(dir, host string) string { return rundir.SocketPath(dir, "@"+host) }
+func shimPath(dir, host string) string   { return rundir.SocketPath(dir, "+"+host) }
+func plainPath(dir, host string) string  { return rundir.SocketPath(dir, "="+host) }
+func loginPath(dir, host string) string  { return rundir.SocketPath(dir, "~"+host) }
+
 // open makes and starts a session where need be and opens its control socket.
 func (m *Manager) open(ctx context.Context, w Want) (*sshmux.Client, error) {
 	unlock, err := m.lock(ctx, w.Name)
@@ -178,10 +186,10 @@ func (m *Manager) master(ctx context.Context, host string) (*sshmux.Client, erro
 	if err != nil {
 		return nil, err
 	}
-	socket := rundir.SocketPath(dir, "@"+host) // '@' is in no session's name
+	socket := masterPath(dir, host)
 	return sshmux.EnsureMaster(ctx, sshmux.EnsureOptions{
 		Host: host, Socket: socket,
-		Argv: []string{m.Exe, "master", "--host", host, "--socket", socket},
+		Argv: []string{m.Exe, "master", "--host", host, "--socket", socket, "--login", loginPath(dir, host)},
 	})
 }
 
@@ -223,7 +231,7 @@ func (m *Manager) openHost(ctx context.Context, host string) (*sshmux.Client, er
 	if err != nil {
 		return nil, err
 	}
-	socket := rundir.SocketPath(dir, "+"+host)
+	socket := shimPath(dir, host)
 	if client, err := sshmux.Open(socket); err == nil {
 		return client, nil
 	}

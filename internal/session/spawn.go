@@ -54,7 +54,7 @@ func (m *Manager) openPlain(ctx context.Context, host string) (*sshmux.Client, e
 	if err != nil {
 		return nil, err
 	}
-	return m.endpoint(ctx, host, sshmux.Endpoint{Socket: rundir.SocketPath(dir, "="+host), Place: "ssh:" + host, Kind: sshmux.SSH})
+	return m.endpoint(ctx, host, sshmux.Endpoint{Socket: plainPath(dir, host), Place: "ssh:" + host, Kind: sshmux.SSH})
 }
 
 // findRuntime finds the container runtime of this node.

@@ -45,6 +45,20 @@ func NewClientConn(c net.Conn, addr string, config *ssh.ClientConfig) (ssh.Conn,
 	return conn, chans, reqs, nil
 }
 
+// NewServerConn makes the server end of an encrypted SSH connection over a Queue,
+// which owns rwc from then on, also when it fails. The caller must serve both Go
+// channels and close the ssh.Conn.
+func NewServerConn(rwc io.ReadWriteCloser, config *ssh.ServerConfig) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+	q := NewQueue(rwc)
+	conn, chans, reqs, err := ssh.NewServerConn(q, config)
+	if err != nil {
+		q.Close()
+		return nil, nil, nil, err
+	}
+	gated, chans := q.Gate(conn, chans)
+	return gated, chans, reqs, nil
+}
+
 type gatedConn struct {
 	ssh.Conn
 	q *Queue
