@@ -154,7 +154,7 @@ func GuardMain(args []string) int {
 		state, err := dirs.loadState(*name)
 		return err == nil && state != nil && state.Token != *token
 	}, log)
-	if err := freeLease(ctx, dirs, *name); err != nil {
+	if err := freeLease(ctx, dirs, *name, last.Runtime, last.Instance, log); err != nil {
 		log.Warn("lease not given back", "err", err)
 	}
 

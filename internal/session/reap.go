@@ -82,7 +82,7 @@ func reap(ctx context.Context, dirs Dirs, name, token string, end bool, log *slo
 	}
 	endShim(state.Shim)
 	killMarked(ctx, token, log)
-	return freeLease(ctx, dirs, name)
+	return freeLease(ctx, dirs, name, state.Runtime, state.Instance, log)
 }
 
 // endSupervisor has a supervisor end its session, and kills it where it doesn't.
@@ -97,7 +97,7 @@ func endSupervisor(p hostid.Proc) {
 
 // freeLease gives back the lease of a dead supervisor of this node. Only here
 // is its death plain to see: other nodes would have to wait for proof.
-func freeLease(ctx context.Context, dirs Dirs, name string) error {
+func freeLease(ctx context.Context, dirs Dirs, name string, rt *apptainer.Runtime, instance string, log *slog.Logger) error {
 	rec, err := dirs.Load(name)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.OverlayPath == "" {
 		return nil
@@ -109,7 +109,7 @@ func freeLease(ctx context.Context, dirs Dirs, name string) error {
 	if err != nil {
 		return err
 	}
-	lease, err := o.Acquire(ctx, leaseOptions(rec))
+	lease, err := acquire(ctx, o, leaseOptions(rec), rt, instance, log)
 	if err != nil {
 		return err
 	}

@@ -1,14 +1,17 @@
 package session
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
@@ -40,6 +43,10 @@ type Record struct {
 
 	// Start is the latest start; nil before the first.
 	Start *Start `json:"start,omitempty"`
+
+	// Removing says that the session is being removed with its overlay. Who
+	// finds that finishes it.
+	Removing bool `json:"removing,omitempty"`
 }
 
 // A Start is one start of a session, as the client asked for it.
@@ -135,7 +142,7 @@ func (d Dirs) Load(name string) (*Record, error) {
 	var r Record
 	if err := readJSON(d.recordPath(name), &r); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, hpcexec.Errorf(hpcexec.ErrInvalid, "no session %q: %w", name, fs.ErrNotExist).
+			return nil, hpcexec.Errorf(hpcexec.ErrInvalid, "%w", noSession(name)).
 				WithHint("`hpcexec session ls` lists them")
 		}
 		return nil, err
@@ -148,6 +155,13 @@ func (d Dirs) Load(name string) (*Record, error) {
 	}
 	return &r, nil
 }
+
+// noSession is the error of a session that isn't there. It matches
+// fs.ErrNotExist.
+type noSession string
+
+func (n noSession) Error() string        { return fmt.Sprintf("no session %q", string(n)) }
+func (n noSession) Is(target error) bool { return target == fs.ErrNotExist }
 
 // save writes a record, durably and in one step.
 func (d Dirs) save(r *Record) error {
@@ -205,12 +219,27 @@ func (d Dirs) saveState(name string, s *State) error {
 	return writeJSON(d.statePath(name), s)
 }
 
+// maxJSON bounds the files that readJSON takes.
+const maxJSON = 1 << 20
+
 func readJSON(path string, v any) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
+	// Whatever stands in the file's place must not make this wait.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return err
+	case err != nil:
+		return damaged(path, err)
 	}
-	if err := json.Unmarshal(b, v); err != nil {
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() > maxJSON {
+		return damaged(path, cmp.Or(err, errors.New("it is not a file of ours")))
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxJSON))
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
 		return damaged(path, err)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"path/filepath"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
@@ -126,7 +125,7 @@ func (m *Manager) Restore(ctx context.Context, name, id string) (kept snapshots.
 	// The record is the pointer: the new overlay is there before it, the old
 	// one goes after it.
 	old := *rec
-	rec.OverlayPath = filepath.Join(m.Dirs.Overlays(), name+"@"+hpcexec.NewID()[:8])
+	rec.OverlayPath = m.freshOverlay(name)
 	rec.Base = snap.ID
 	if err := m.makeOverlay(rec); err != nil {
 		return kept, err
@@ -172,7 +171,7 @@ func (m *Manager) Fork(ctx context.Context, id, name string) (Info, error) {
 	}
 	rec := &Record{
 		Name: name, Created: time.Now().UTC(), Options: o, Base: snap.ID,
-		OverlayPath: filepath.Join(m.Dirs.Overlays(), name),
+		OverlayPath: m.freshOverlay(name), // a fork has the snapshot and nothing else
 	}
 	if err := m.makeOverlay(rec); err != nil {
 		return Info{}, err

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -86,20 +87,31 @@ func (s *supervisor) layers() ([]string, error) {
 	return store.Layers(s.rec.Base)
 }
 
-// acquire takes the overlay's lease for this supervisor. What a killed one
-// left on this node is ended first.
+// acquire takes the overlay's lease for this supervisor.
 func (s *supervisor) acquire(ctx context.Context) (*overlay.Lease, error) {
 	opts := leaseOptions(s.rec)
 	opts.Job, opts.JobGone = os.Getenv("SLURM_JOB_ID"), nodeFailed
-	lease, err := s.layer.Acquire(ctx, opts)
+	return acquire(ctx, s.layer, opts, s.rt, s.state.Instance, s.log)
+}
+
+// acquire takes a lease. What a killed supervisor left on this node, the
+// instance and programs of the runtime that have the overlay open, is ended.
+func acquire(ctx context.Context, o *overlay.Overlay, opts overlay.AcquireOptions, rt *apptainer.Runtime, instance string, log *slog.Logger) (*overlay.Lease, error) {
+	lease, err := o.Acquire(ctx, opts)
 	var inUse *overlay.InUseError
-	if errors.As(err, &inUse) && inUse.Orphans {
-		if e := stopNamed(ctx, s.rt, s.state.Instance, s.log); e != nil {
-			return nil, errors.Join(err, e)
-		}
-		lease, err = s.layer.Acquire(ctx, opts)
+	if !errors.As(err, &inUse) || !inUse.Orphans || rt == nil {
+		return lease, err
 	}
-	return lease, err
+	if e := stopNamed(ctx, rt, instance, log); e != nil {
+		return nil, errors.Join(err, e)
+	}
+	// An instance whose own process was killed too can't be found by name.
+	n, e := rt.Cleanup(ctx, o.Layer())
+	if e != nil {
+		return nil, errors.Join(err, e)
+	}
+	log.Info("left-over helpers ended", "count", n)
+	return o.Acquire(ctx, opts)
 }
 
 // nodeFailed says whether a job ended with its node. Any other end proves

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,12 @@ import (
 // make finds or makes the record of a session. The session must be locked.
 func (m *Manager) make(w Want, ephemeral bool) (*Record, error) {
 	rec, err := m.Dirs.Load(w.Name)
+	if err == nil && rec.Removing {
+		if err := m.Dirs.purge(rec); err != nil {
+			return nil, err
+		}
+		err = fs.ErrNotExist
+	}
 	switch {
 	case err == nil:
 		rec.Options, err = rec.Merge(w.Options)
@@ -94,8 +101,6 @@ func (m *Manager) makeOverlay(rec *Record) error {
 		return hpcexec.Errorf(hpcexec.ErrUnavailable, "scratch: %w", err).
 			WithHint("set HPCEXEC_SCRATCH to a directory that you can write and that all nodes share")
 	}
-	// A crash between the overlay and the record leaves an overlay without a
-	// session; it is taken over, since its name is ours.
 	opts := overlay.CreateOptions{Image: overlay.Image{Path: rec.Options.Image}}
 	if rec.Base != "" {
 		store, err := m.Store()
@@ -109,10 +114,26 @@ func (m *Manager) makeOverlay(rec *Record) error {
 		opts.Layers = base.Chain()
 	}
 	_, err := overlay.Create(rec.OverlayPath, opts)
-	if errors.Is(err, fs.ErrExist) {
-		_, err = overlay.Open(rec.OverlayPath)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
 	}
+	// It has no session: its record was moved away, or a crash came between
+	// the two. What it holds is the user's work, and means something over its
+	// own lower layers only.
+	old, err := overlay.Open(rec.OverlayPath)
+	if err == nil && old.Meta().Image.Path == opts.Image.Path && slices.Equal(old.Meta().Layers, opts.Layers) {
+		m.say(Progress{Session: rec.Name, Stage: "overlay", Text: "session " + rec.Name + " takes over the overlay of an earlier one of its name"})
+		return nil
+	}
+	m.say(Progress{Session: rec.Name, Stage: "overlay", Text: "the overlay at " + rec.OverlayPath + ", which no session has, is left alone"})
+	rec.OverlayPath = m.freshOverlay(rec.Name)
+	_, err = overlay.Create(rec.OverlayPath, opts)
 	return err
+}
+
+// freshOverlay is a path where no overlay is.
+func (m *Manager) freshOverlay(name string) string {
+	return filepath.Join(m.Dirs.Overlays(), name+"@"+hpcexec.NewID()[:8])
 }
 
 // lock makes the processes of this node, and of others where the file system
@@ -174,6 +195,14 @@ func (m *Manager) lockKnown(ctx context.Context, name string) (rec *Record, unlo
 	}
 	if rec, err = m.Dirs.Load(name); err != nil {
 		unlock() // removed while this waited
+		return nil, nil, err
+	}
+	if rec.Removing {
+		defer unlock()
+		if err := m.Dirs.purge(rec); err != nil {
+			return nil, nil, err
+		}
+		_, err := m.Dirs.Load(name)
 		return nil, nil, err
 	}
 	return rec, unlock, nil

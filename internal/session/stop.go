@@ -114,19 +114,26 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	return m.Dirs.purge(rec)
 }
 
-// purge removes a stopped session's record, then its overlay: a crash between
-// the two leaves an overlay without a session, never a session without its
-// overlay. It may be called twice, and by two processes.
+// purge removes a stopped session with its overlay. The record goes last, and
+// says from the start that it goes: after a crash the next who finds it goes on.
+// It may be called twice, and by two processes.
 func (d Dirs) purge(rec *Record) error {
-	if err := os.Remove(d.recordPath(rec.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return hpcexec.Errorf(hpcexec.ErrUnavailable, "session %q: %w", rec.Name, err)
+	if _, err := os.Lstat(d.recordPath(rec.Name)); errors.Is(err, fs.ErrNotExist) {
+		return removeOverlay(rec) // two are at it
 	}
-	os.Remove(d.statePath(rec.Name))
-	os.Remove(d.lockPath(rec.Name))
-	if rec.Ephemeral {
-		os.Remove(d.logPath(rec.Name))
+	rec.Removing = true
+	if err := d.save(rec); err != nil {
+		return err
 	}
-	return removeOverlay(rec)
+	if err := removeOverlay(rec); err != nil {
+		return err
+	}
+	for _, path := range []string{d.statePath(rec.Name), d.lockPath(rec.Name), d.logPath(rec.Name), d.logPath(rec.Name) + ".old", d.recordPath(rec.Name)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return hpcexec.Errorf(hpcexec.ErrUnavailable, "session %q: %w", rec.Name, err)
+		}
+	}
+	return nil
 }
 
 // removeOverlay removes the overlay that a record names; it may be gone.
@@ -153,6 +160,12 @@ func (m *Manager) sweep(ctx context.Context) {
 	names, _ := m.Dirs.Names()
 	for _, name := range names {
 		rec, err := m.Dirs.Load(name)
+		if err == nil && rec.Removing {
+			if _, unlock, err := m.lockKnown(ctx, name); err == nil { // finishes it
+				unlock()
+			}
+			continue
+		}
 		if err != nil || !rec.Ephemeral || time.Since(rec.Created) < time.Minute {
 			continue
 		}
