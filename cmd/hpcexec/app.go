@@ -101,6 +101,7 @@ func (in *invocation) newApp() *cli.App {
 			in.cpCommand(),
 			in.syncCommand(),
 			in.snapshotCommand(),
+			in.overlayCommand(),
 			in.sshCommand(),
 			in.forwardCommand(),
 			in.gpusCommand(),

@@ -48,17 +48,15 @@ with a checksum. It costs what changed, and nothing to mount.`,
 				Description: "The new session has the image, place and options of the old one, and shares\nnothing that is written later.\n\nEXAMPLES:\n   hpcexec snapshot fork 7f3a experiment-2",
 				Action:      in.snapshotFork,
 			},
-			{
-				Name: "verify", Usage: "compare snapshots with their checksums", UsageText: "hpcexec snapshot verify ID…",
-				Description: "EXAMPLES:\n   hpcexec snapshot verify 7f3a",
-				Action:      in.snapshotVerify,
-			},
+			in.diffCommand(),
+			in.verifyCommand(),
 			{
 				Name: "rm", Usage: "remove snapshots", UsageText: "hpcexec snapshot rm ID… [--yes]",
 				Description: "A snapshot that a session or another snapshot lies on stays. It asks, unless\n--yes is given.\n\nEXAMPLES:\n   hpcexec snapshot rm 7f3a",
 				Flags:       []cli.Flag{&cli.BoolFlag{DisableDefaultText: true, Name: "yes", Aliases: []string{"y"}, Usage: "don't ask"}},
 				Action:      in.snapshotRm,
 			},
+			in.pruneCommand(),
 		},
 	}
 }
@@ -215,22 +213,6 @@ func (in *invocation) snapshotFork(c *cli.Context) error {
 			return err
 		}
 		return in.printInfo(info)
-	})
-}
-
-func (in *invocation) snapshotVerify(c *cli.Context) error {
-	ids, err := in.args(1, 1000, "ids of snapshots")
-	if err != nil {
-		return err
-	}
-	store, err := in.store()
-	if err != nil {
-		return err
-	}
-	return in.interruptible(c.Context, func(ctx context.Context) error {
-		return in.each(ids, func(id string) (any, error) {
-			return map[string]any{"id": id, "ok": true}, store.Verify(ctx, id, nil)
-		})
 	})
 }
 

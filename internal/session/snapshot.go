@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"time"
 
 	"github.com/hpcexec/hpcexec"
@@ -211,7 +212,13 @@ func (m *Manager) References(id string) ([]string, error) {
 	}
 	var users []string
 	for _, name := range names {
-		if rec, err := m.Dirs.Load(name); err == nil && rec.Base == id {
+		rec, err := m.Dirs.Load(name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			// removed meanwhile
+		case err != nil:
+			return nil, err // it may need the snapshot: who can tell
+		case rec.Base == id:
 			users = append(users, name)
 		}
 	}
