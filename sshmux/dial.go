@@ -123,6 +123,11 @@ func loginError(ctx context.Context, c *sshConfig, keys *hostKeys, a *auth, bann
 }
 
 func unreachable(c *sshConfig, err error) error {
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: no address is known for the host %s: %w", c.name, dns.Name, errors.New(dns.Err)).
+			WithHint("see whether the name is right and whether `ssh %s` works from here", c.name)
+	}
 	return hpcexec.Errorf(hpcexec.ErrUnavailable, "%s: %w", c.name, err).
 		WithHint("see whether the name is right and whether `ssh %s` works from here", c.name)
 }

@@ -150,6 +150,9 @@ func shimLink(e Endpoint, via carrier) *link {
 		if err == nil || !errors.Is(err, hpcexec.ErrUnavailable) {
 			return h, err
 		}
+		if ctx.Err() != nil {
+			return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%s was closed while the connection to it was made", e.Place)
+		}
 		h, err2 := throughCommand(ctx, e.BridgeCommand)
 		if err2 != nil {
 			return nil, hpcexec.Errorf(hpcexec.ErrUnavailable, "%w; through the bridge: %v", err, err2)

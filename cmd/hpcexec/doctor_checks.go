@@ -32,7 +32,7 @@ func checkSelf(context.Context) []check {
 	if err != nil {
 		return []check{{Name: "hpcexec", Needed: true, Detail: err.Error(), Remedy: "start hpcexec by its path", Whose: "user"}}
 	}
-	return []check{{Name: "hpcexec", OK: true, Needed: true, Detail: version + ", " + exe}}
+	return []check{{Name: "hpcexec", OK: true, Needed: true, Detail: "version " + version + ", " + exe}}
 }
 
 func (in *invocation) checkConfig(context.Context) []check {
@@ -183,7 +183,7 @@ func checkAgent(context.Context) []check {
 		// A key file may do; so it is no failure.
 		keys, _ := filepath.Glob(filepath.Join(os.Getenv("HOME"), ".ssh", "id_*.pub"))
 		if len(keys) > 0 {
-			return []check{{Name: "ssh agent", OK: true, Detail: fmt.Sprintf("none, but %d key files", len(keys))}}
+			return []check{{Name: "ssh agent", OK: true, Detail: fmt.Sprintf("none; key files without a passphrase will do: %d", len(keys))}}
 		}
 		c.Detail = "neither an agent nor a key file"
 		return []check{c}

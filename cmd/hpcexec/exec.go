@@ -264,6 +264,9 @@ func (r *execRun) finish(d session.Dirs, resp hpcexec.Response, err error, capt 
 		if err != nil {
 			return err
 		}
+		if resp.TimedOut && !r.in.quiet {
+			fmt.Fprintf(r.in.err, "hpcexec: the command was ended: it ran longer than --timeout %v\n", r.req.Timeout)
+		}
 		if r.in.verbose {
 			fmt.Fprintf(r.in.err, "hpcexec: %s ended with %d after %v in %s\n", resp.ID, code, resp.Ended.Sub(resp.Started), resp.Place)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
 )
 
 func (in *invocation) shellCommand() *cli.Command {
@@ -33,6 +34,9 @@ func (in *invocation) shell(c *cli.Context) error {
 	}
 	if in.json {
 		return usageError("a shell has no JSON output").WithHint("`hpcexec exec --json -- CMD…` has")
+	}
+	if !term.IsTerminal(int(in.in.Fd())) {
+		return usageError("stdin is not a terminal").WithHint("`hpcexec exec -i [-s NAME] -- sh` runs what comes by a pipe")
 	}
 	r := execRun{in: in, tty: true, stdin: true}
 	var name string

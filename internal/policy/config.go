@@ -66,7 +66,7 @@ func LoadConfig(path string, required bool) (Config, error) {
 	case missing(err) && !required:
 		return Config{}, nil
 	case missing(err):
-		return Config{}, hpcexec.Errorf(hpcexec.ErrInvalid, "config: %w", err)
+		return Config{}, hpcexec.Errorf(hpcexec.ErrInvalid, "config: %w", err).WithHint("write the path of a file that is there; without --config none is needed")
 	default:
 		return Config{}, withHint(err, configKeys)
 	}
