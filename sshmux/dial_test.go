@@ -102,14 +102,14 @@ func TestDial(t *testing.T) {
 			os.Remove(c.all["identityfile"][0])
 			c.all["identityagent"] = []string{serveAgent(t, s)}
 			c.all["identitiesonly"] = []string{"yes"}
-		}, hpcexec.ErrNeedsLogin, "try `ssh test-host`"},
+		}, hpcexec.ErrNeedsLogin, "`hpcexec ssh login test-host`"},
 		{"key with a passphrase", sshtest.Options{}, func(t *testing.T, s *sshtest.Server, c *sshConfig) {
 			writeKey(t, c.all["identityfile"][0], s, []byte("x"))
 		}, hpcexec.ErrNeedsLogin, "ssh-add /"},
 		{"key that isn't accepted", sshtest.Options{}, func(t *testing.T, _ *sshtest.Server, c *sshConfig) {
 			writeKey(t, c.all["identityfile"][0], other, nil)
-		}, hpcexec.ErrNeedsLogin, "try `ssh test-host`"},
-		{"second factor", sshtest.Options{NoKeys: true}, func(*testing.T, *sshtest.Server, *sshConfig) {}, hpcexec.ErrNeedsLogin, "try"},
+		}, hpcexec.ErrNeedsLogin, "`hpcexec ssh login test-host`"},
+		{"second factor", sshtest.Options{NoKeys: true}, func(*testing.T, *sshtest.Server, *sshConfig) {}, hpcexec.ErrNeedsLogin, "hpcexec ssh login"},
 		{"host key unknown", sshtest.Options{}, func(t *testing.T, _ *sshtest.Server, c *sshConfig) {
 			known(t, c, "")
 		}, hpcexec.ErrNeedsLogin, "log in once"},
