@@ -57,6 +57,12 @@ func (s *session) exec(payload []byte) {
 	if e.Merged {
 		req.Stderr = req.Stdout // one writer: Local makes it one pipe
 	}
+	if e.TTY == nil && e.DropStdout {
+		req.Stdout = nil
+	}
+	if e.TTY == nil && e.DropStderr {
+		req.Stderr = nil
+	}
 	resp, err := s.run(req, e.Background)
 	if err == error(errCancel) && !resp.Ended.IsZero() {
 		err = nil // the client knows why it ended, and asks how
@@ -99,7 +105,12 @@ func (s *session) run(req hpcexec.Request, background bool) (hpcexec.Response, e
 	if background {
 		cmd.conn, parent = nil, srv.ctx
 		// Nor does a cut, in the background.
-		req.Stdout, req.Stderr = discardAfter{req.Stdout}, discardAfter{req.Stderr}
+		if req.Stdout != nil {
+			req.Stdout = discardAfter{req.Stdout}
+		}
+		if req.Stderr != nil {
+			req.Stderr = discardAfter{req.Stderr}
+		}
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)

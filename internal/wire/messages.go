@@ -78,6 +78,10 @@ type Exec struct {
 	// one stream; nothing comes as stderr.
 	Merged bool
 
+	// DropStdout and DropStderr: nobody reads it, so it is /dev/null; nothing
+	// comes of it. A terminal has no use for them.
+	DropStdout, DropStderr bool
+
 	// Background: the command outlives its channel, its connection, and the
 	// master's beat. What it writes then is discarded.
 	Background bool
@@ -89,6 +93,10 @@ const (
 	flagBackground
 	flagTTY
 	flagMerged
+	flagDropStdout
+	flagDropStderr
+
+	knownFlags = flagDropStderr<<1 - 1
 )
 
 const flagTimedOut = 1
@@ -98,6 +106,7 @@ func ExecOf(req *hpcexec.Request) Exec {
 	return Exec{
 		ID: req.ID, Args: req.Args, Env: req.Env, Secrets: req.Secrets, Dir: req.Dir,
 		Timeout: req.Timeout, TTY: req.TTY, HasStdin: req.Stdin != nil,
+		DropStdout: req.Stdout == nil && req.TTY == nil, DropStderr: req.Stderr == nil && req.TTY == nil,
 	}
 }
 
@@ -124,6 +133,12 @@ func (e *Exec) Marshal() []byte {
 	}
 	if e.Merged {
 		flags |= flagMerged
+	}
+	if e.DropStdout {
+		flags |= flagDropStdout
+	}
+	if e.DropStderr {
+		flags |= flagDropStderr
 	}
 	w.uint32(flags)
 	w.uint64(uint64(e.Timeout))
@@ -165,7 +180,9 @@ func ParseExec(b []byte) (Exec, error) {
 	e.HasStdin = flags&flagStdin != 0
 	e.Background = flags&flagBackground != 0
 	e.Merged = flags&flagMerged != 0
-	if flags&^(flagStdin|flagBackground|flagTTY|flagMerged) != 0 {
+	e.DropStdout = flags&flagDropStdout != 0
+	e.DropStderr = flags&flagDropStderr != 0
+	if flags&^knownFlags != 0 {
 		r.fail("unknown flags")
 	}
 	if err := r.end("exec"); err != nil {

@@ -26,6 +26,8 @@ func execs() map[string]Exec {
 			Timeout: 1500 * time.Millisecond, TTY: &hpcexec.TTY{Term: "xterm", Cols: 80, Rows: 24},
 			HasStdin: true, Merged: true, Background: true,
 		},
+		"dropped":    {Version: 1, Args: []string{"make"}, DropStdout: true},
+		"dropped 2":  {Version: 1, Args: []string{"make"}, DropStderr: true},
 		"merged":     {Version: 1, Args: []string{"make"}, Merged: true},
 		"stdin":      {Version: 1, Args: []string{"cat"}, HasStdin: true},
 		"background": {Version: 1, Args: []string{"sleep", "1"}, Background: true},
