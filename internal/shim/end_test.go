@@ -108,7 +108,10 @@ func TestConnectionLostIsSoon(t *testing.T) {
 func TestCancelTellsTheEnd(t *testing.T) {
 	c := dial(t, serve(t, Options{Grace: time.Hour}))
 	file := tempDir(t) + "/up"
-	p := c.start(wire.Exec{Args: sh(`trap 'echo bye; exit 4' TERM; sleep 600 & echo $!; touch "$1"; while :; do sleep 0.01; done`, file)})
+	// A child of a shell that isn't the other program yet catches the signal
+	// with the shell's trap, and forgets it when it becomes that.
+	p := c.start(wire.Exec{Args: sh(`trap 'echo bye; exit 4' TERM; sleep 600 & echo $!
+		until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done; touch "$1"; while :; do sleep 0.01; done`, file)})
 	eventually(t, "the command runs", func() bool { _, err := os.Stat(file); return err == nil })
 	p.SendRequest(wire.RequestCancel, false, nil)
 	exit := p.wait()
